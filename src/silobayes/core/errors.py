@@ -1,0 +1,77 @@
+"""Errors that say what was expected, what came and what to do.
+
+Each class has a fixed `code`: it is what crosses a wire or ends in an exit status, never the text, because a text may
+quote a row.
+"""
+
+import math
+from collections.abc import Iterable
+from enum import Enum
+from typing import ClassVar, TypeVar
+
+
+class SiloBayesError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "error"
+
+
+class InvalidInput(SiloBayesError, ValueError):
+    """A value from a user is not acceptable; nothing was charged and nothing changed."""
+
+    code: ClassVar[str] = "invalid_input"
+
+    def __init__(self, key: str, expected: str, got: object, fix: str) -> None:
+        super().__init__(f"{key}: expected {expected}, got {got!r}. {fix}")
+        self.key = key
+
+
+class BudgetExceeded(SiloBayesError):
+    """The charge would exceed a privacy budget; it was refused and nothing changed."""
+
+    code: ClassVar[str] = "budget_exceeded"
+
+
+class DamagedLedger(SiloBayesError):
+    """The ledger on disk is not what was written; it is refused, never repaired by guessing."""
+
+    code: ClassVar[str] = "damaged_ledger"
+
+
+Member = TypeVar("Member", bound=Enum)
+
+
+def require_number(key: str, value: object, *, above: float, fix: str, at_most: float = math.inf) -> float:
+    """`value` as a float if it is a finite number in (above, at_most]; otherwise `InvalidInput` naming `key`."""
+    interval = f"a number > {above:g}" if math.isinf(at_most) else f"a number in ({above:g}, {at_most:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidInput(key, interval, value, fix)
+    number = float(value)
+    if not (math.isfinite(number) and above < number <= at_most):
+        raise InvalidInput(key, interval, value, fix)
+    return number
+
+
+def require_count(key: str, value: object, *, at_least: int, fix: str) -> int:
+    """`value` if it is an integer >= at_least; otherwise `InvalidInput` naming `key`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise InvalidInput(key, f"an integer >= {at_least}", value, fix)
+    return value
+
+
+def require_member(key: str, value: object, members: type[Member], fix: str) -> Member:
+    """The member of the enum whose value is `value`; otherwise `InvalidInput` listing the choices."""
+    if isinstance(value, members):
+        return value
+    choices = [member.value for member in members]
+    if value not in choices:
+        raise InvalidInput(key, "one of " + ", ".join(choices), value, fix)
+    return members(value)
+
+
+def refuse_unknown_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise `InvalidInput` for the first key that `where` does not know."""
+    known = sorted(known)
+    for key in given:
+        if key not in known:
+            raise InvalidInput(str(key), f"a key of {where}: {', '.join(known)}", key, "Remove or rename it.")
