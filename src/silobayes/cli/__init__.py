@@ -1,0 +1,1 @@
+"""Arguments in, calls out; no mathematics here."""

@@ -1,0 +1,1 @@
+"""Exponential families in natural parameters: product is addition, cavity is subtraction."""

@@ -1,0 +1,1 @@
+"""The door: the only place where values derived from rows become public."""

@@ -41,16 +41,10 @@ class Sampling:
     overflow: float = 0.0
 
     def __post_init__(self) -> None:
-        scheme = require_member(
-            "sampling.scheme", self.scheme, Scheme, "Name the sampler that drew the batch."
-        )
-        rate = require_number(
-            "sampling.rate", self.rate, above=0.0, at_most=1.0, fix="Pass batch size / rows."
-        )
+        scheme = require_member("sampling.scheme", self.scheme, Scheme, "Name the sampler that drew the batch.")
+        rate = require_number("sampling.rate", self.rate, above=0.0, at_most=1.0, fix="Pass batch size / rows.")
         if self.overflow != 0.0:
-            require_number(
-                "sampling.overflow", self.overflow, above=0.0, at_most=1.0, fix="Pass a probability."
-            )
+            require_number("sampling.overflow", self.overflow, above=0.0, at_most=1.0, fix="Pass a probability.")
         object.__setattr__(self, "scheme", scheme)
         object.__setattr__(self, "rate", rate)
         object.__setattr__(self, "overflow", float(self.overflow))
@@ -96,9 +90,7 @@ class AbstractSumEvent(AbstractEvent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        terms = require_member(
-            "terms", self.terms, Terms, "Use general unless each term is non-negative or PSD."
-        )
+        terms = require_member("terms", self.terms, Terms, "Use general unless each term is non-negative or PSD.")
         object.__setattr__(self, "terms", terms)
         given = [key for key in ("clip_norm", "sensitivity") if getattr(self, key) is not None]
         if len(given) != 1:
@@ -243,18 +235,14 @@ def from_json(data: object) -> AbstractEvent:
     fields = {str(key): value for key, value in data.items()}
     name = fields.pop("mechanism", None)
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise InvalidInput(
-            "mechanism", "one of " + ", ".join(sorted(_REGISTRY)), name, "Name a known mechanism."
-        )
+        raise InvalidInput("mechanism", "one of " + ", ".join(sorted(_REGISTRY)), name, "Name a known mechanism.")
     cls = _REGISTRY[name]
     known = dataclasses.fields(cls)
     refuse_unknown_keys(fields, [field.name for field in known], f"mechanism {name}")
     for field in known:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and field.name not in fields:
-            raise InvalidInput(
-                field.name, f"a value (mechanism {name} needs it)", None, f"Add {field.name!r}."
-            )
+            raise InvalidInput(field.name, f"a value (mechanism {name} needs it)", None, f"Add {field.name!r}.")
     if "sampling" in fields and fields["sampling"] is not None:
         fields["sampling"] = _sampling_from_json(fields["sampling"])
     return cls(**fields)
@@ -262,9 +250,7 @@ def from_json(data: object) -> AbstractEvent:
 
 def _sampling_from_json(data: object) -> Sampling:
     if not isinstance(data, Mapping):
-        raise InvalidInput(
-            "sampling", "an object with scheme and rate", data, 'E.g. {"scheme": "poisson", ...}.'
-        )
+        raise InvalidInput("sampling", "an object with scheme and rate", data, 'E.g. {"scheme": "poisson", ...}.')
     refuse_unknown_keys(data, ["scheme", "rate", "overflow"], "sampling")
     for key in ("scheme", "rate"):
         if key not in data:

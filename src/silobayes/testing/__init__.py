@@ -1,0 +1,1 @@
+"""Tools that check a private method: record/replay, worst-case neighbours, audits."""
