@@ -1,0 +1,48 @@
+"""`silobayes demo`: the main job on simulated silos, offline."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--seed", default=0, show_default=True, help="Seed of the simulated rows (never of the noise).")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the silos' ledgers in this new directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def demo(seed: int, out: Path | None, as_json: bool) -> None:
+    """One posterior from ten simulated silos by private linear regression, with its price."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from silobayes.demo import DELTA, EPSILON, RELATION, UNIT, run
+
+    console = Console(stderr=as_json)
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = out or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=out is None)
+        result = run(directory, seed, console.print)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+        return
+    table = Table(title="Posterior of the coefficients (mean ± sd)")
+    for heading in ("coefficient", "truth", "private", "noise ignored", "not private", "variance due to privacy"):
+        table.add_column(heading, justify="left" if heading == "coefficient" else "right")
+    for k, name in enumerate(result.study.names):
+        table.add_row(
+            name,
+            f"{result.study.coefficients[k]:.2f}",
+            *(
+                f"{posterior.mean[k]:.3f} ± {posterior.stddev[k]:.3f}"
+                for posterior in (result.private, result.naive, result.not_private)
+            ),
+            f"{100 * result.private.privacy_share[k]:.0f} %",
+        )
+    console.print(table)
+    console.print(
+        f"Each silo spent epsilon {max(spent.epsilon for spent in result.spent):.4f} of {EPSILON:g} at delta {DELTA:g} "
+        f"(unit: {UNIT.value}, relation: {RELATION.value}); the posterior is computed from the releases alone."
+    )
+    if out is not None:
+        console.print(f"Ledgers: silobayes ledger show {out / 'silo-00.ledger'}")

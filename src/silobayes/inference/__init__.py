@@ -1,0 +1,1 @@
+"""Local solvers: from rows or released statistics to a posterior."""

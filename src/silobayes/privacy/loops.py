@@ -1,0 +1,139 @@
+"""The door for compiled loops: all steps of a DP-SGD run are paid at once, before the first draw.
+
+Batches and noise are drawn on the host and enter the loop as scan inputs, so the compiled code holds no randomness of
+its own. The noise is float32 Gaussian: inside a loop that is accepted, and the event says `gaussian` so that a
+certificate can say so too (DESIGN 6). A loop reads
+
+    steps = open_steps(door, plan)
+    def body(state, step):
+        terms = gradients(state, rows[step.indices])
+        released, seen = step.release(clipped_sum(terms, step.mask, plan.clip_norm))
+        return update(state, released), seen
+    state, seen = jax.lax.scan(body, state, steps.inputs)
+    steps.close(seen)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from silobayes.core.errors import require_count, require_number
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import GaussianEvent
+from silobayes.privacy.relation import Unit
+from silobayes.privacy.sampling import Sampler
+
+# Float32 arithmetic may land a few ulp above the bound; clipping aims this much below it.
+_FLOAT32_SLACK = 1.0 - 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """A loop of `num_steps` clipped noisy sums of `dimension` numbers, noise `noise_multiplier` * `clip_norm`."""
+
+    sampler: Sampler
+    num_steps: int
+    clip_norm: float
+    noise_multiplier: float
+    dimension: int
+
+    def __post_init__(self) -> None:
+        require_count("num_steps", self.num_steps, at_least=1, fix="Pass the steps of the whole loop.")
+        require_count("dimension", self.dimension, at_least=1, fix="Pass the numbers in one gradient.")
+        require_number("clip_norm", self.clip_norm, above=0.0, fix="Pass the L2 bound of one row's gradient.")
+        require_number("noise_multiplier", self.noise_multiplier, above=0.0, fix="Pass std / clip norm.")
+
+    @property
+    def event(self) -> GaussianEvent:
+        """The price of the whole loop."""
+        return GaussianEvent(
+            clip_norm=self.clip_norm,
+            std=self.noise_multiplier * self.clip_norm,
+            sampling=self.sampler.sampling,
+            count=self.num_steps,
+        )
+
+
+class Step(eqx.Module):
+    """What one step of the loop gets; stacked along a leading axis it is the scan's input."""
+
+    indices: Int[Array, "*steps batch"]
+    mask: Bool[Array, "*steps batch"]
+    noise: Float[Array, "*steps dim"]
+    replayed: Float[Array, "*steps dim"] | None = None
+    record: bool = eqx.field(static=True, default=False)
+
+    def release(self, total: Float[Array, " dim"]) -> tuple[Float[Array, " dim"], tuple | None]:
+        """The noisy sum, and what a recorder may see (None in a normal run: the pre-noise sum never leaves)."""
+        released = total + self.noise if self.replayed is None else self.replayed
+        return released, ((total, released) if self.record else None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """A paid loop: `inputs` for the scan, `close` for what the scan collected."""
+
+    inputs: Step
+    event: GaussianEvent
+    is_private: bool
+    recorder: Callable[[np.ndarray, np.ndarray], None] | None = field(repr=False, default=None)
+
+    def close(self, seen: tuple | None) -> None:
+        """Hand the pre-noise sums to the recorder, if there is one."""
+        if self.recorder is not None:
+            assert seen is not None, "return the second value of step.release from the scan body"
+            self.recorder(np.asarray(seen[0]), np.asarray(seen[1]))
+
+
+def open_steps(door: Door, plan: StepPlan) -> Steps:
+    """Pay for the whole loop, then draw its batches and noise.
+
+    Guarantees:
+        All steps are charged, as one event, before the first draw.
+    """
+    door.check_unit(Unit.ROW)
+    event = plan.event
+    door.account.charge(event)
+    draws = door.draws.loop(plan.sampler, plan.dimension, event)
+    indices = np.zeros((plan.num_steps, plan.sampler.capacity), dtype=np.int32)
+    mask = np.zeros(indices.shape, dtype=bool)
+    for row, batch in enumerate(draws.batches):
+        indices[row, : len(batch)] = batch
+        mask[row, : len(batch)] = True
+    inputs = Step(
+        indices=jnp.asarray(indices),
+        mask=jnp.asarray(mask),
+        noise=jnp.asarray(draws.noise * np.float32(event.std)),
+        replayed=None if draws.replayed is None else jnp.asarray(draws.replayed),
+        record=draws.recorder is not None,
+    )
+    return Steps(inputs=inputs, event=event, is_private=door.draws.is_private, recorder=draws.recorder)
+
+
+def clip_factors(norms: Float[Array, " batch"], clip_norm: float) -> Float[Array, " batch"]:
+    """Multipliers that bring terms of these norms to at most `clip_norm`; 0 where the norm is not finite."""
+    factors = jnp.minimum(1.0, clip_norm * _FLOAT32_SLACK / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
+    return jnp.where(jnp.isfinite(norms), factors, 0.0)
+
+
+def clipped_sum(
+    terms: Float[Array, "batch dim"], mask: Bool[Array, " batch"], clip_norm: float
+) -> Float[Array, " dim"]:
+    """Sum over the batch of terms clipped to `clip_norm`.
+
+    Guarantees:
+        Each term enters with norm at most `clip_norm`, whatever its values.
+        A masked or non-finite term contributes zero.
+    """
+    usable = mask & jnp.isfinite(terms).all(axis=1)
+    terms = jnp.where(usable[:, None], terms, 0.0)
+    # Dividing by the largest entry first: float32 squares overflow from 2e19 on.
+    largest = jnp.maximum(jnp.abs(terms).max(axis=1), jnp.finfo(terms.dtype).tiny)
+    shape = terms / largest[:, None]
+    shape_norm = jnp.linalg.norm(shape, axis=1)
+    length = jnp.minimum(clip_norm * _FLOAT32_SLACK, largest * shape_norm)
+    return (length / jnp.maximum(shape_norm, 1e-30)) @ shape

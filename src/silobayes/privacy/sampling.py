@@ -1,0 +1,78 @@
+"""Samplers: who is in a batch. The sampler writes the event, so the price cannot disagree with what ran.
+
+A sampler works on *slots*: `max_rows` is a public number, a silo fills the first slots with its rows and the rest
+stay empty. So nothing a sampler does depends on the rows or on how many there are.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import stats
+
+from silobayes.core.errors import InvalidInput, require_count, require_number
+from silobayes.privacy.events import Sampling, Scheme
+
+# A padded batch is this unlikely to overflow in one draw; the price adds (1 + e^epsilon) times this per draw to delta.
+_OVERFLOW = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Slots of one draw and the law they were drawn from; a slot at or above a silo's row count is empty."""
+
+    indices: np.ndarray = field(repr=False)
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampler:
+    """Each slot is in the batch with probability `sample_rate`, independently, afresh at each draw.
+
+    Batches are padded to `capacity`, so that compiled loops see one shape; a draw that does not fit is cut, and the
+    probability of that is charged to delta.
+    """
+
+    sample_rate: float
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        require_number("sample_rate", self.sample_rate, above=0.0, at_most=1.0, fix="Pass batch size / rows.")
+        require_count("max_rows", self.max_rows, at_least=1, fix="Pass the public bound on the rows of a silo.")
+
+    @property
+    def capacity(self) -> int:
+        """The smallest padded size whose overflow probability is at most 1e-12."""
+        return min(self.max_rows, int(stats.binom.isf(_OVERFLOW, self.max_rows, self.sample_rate)) + 1)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The law of one draw."""
+        overflow = float(stats.binom.sf(self.capacity, self.max_rows, self.sample_rate))
+        return Sampling(scheme=Scheme.POISSON, rate=self.sample_rate, overflow=overflow * (1.0 + 1e-6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeSampler:
+    """A uniform subset of `batch_size` slots, afresh at each draw (priced for substitution only)."""
+
+    batch_size: int
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        require_count("max_rows", self.max_rows, at_least=1, fix="Pass the number of rows.")
+        require_count("batch_size", self.batch_size, at_least=1, fix="Pass the rows of one batch.")
+        if self.batch_size > self.max_rows:
+            raise InvalidInput("batch_size", f"at most {self.max_rows} rows", self.batch_size, "Pass a smaller batch.")
+
+    @property
+    def capacity(self) -> int:
+        """The size of every batch."""
+        return self.batch_size
+
+    @property
+    def sampling(self) -> Sampling:
+        """The law of one draw."""
+        return Sampling(scheme=Scheme.WITHOUT_REPLACEMENT, rate=self.batch_size / self.max_rows)
+
+
+Sampler = PoissonSampler | FixedSizeSampler

@@ -1,0 +1,115 @@
+"""The door for compiled loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from silobayes.core.errors import BudgetExceeded, InvalidInput
+from silobayes.privacy.door import Door, FreshDraws
+from silobayes.privacy.entropy import Entropy
+from silobayes.privacy.loops import StepPlan, clip_factors, clipped_sum, open_steps
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.privacy.sampling import PoissonSampler
+from silobayes.testing import FreeAccount
+
+PLAN = StepPlan(
+    sampler=PoissonSampler(sample_rate=0.2, max_rows=100),
+    num_steps=400,
+    clip_norm=2.0,
+    noise_multiplier=1.5,
+    dimension=50,
+)
+ALARM = 1e-6
+
+
+def a_door(account=None) -> Door:
+    return Door(account or FreeAccount(Relation.SUBSTITUTE, Unit.ROW), FreshDraws(Entropy.not_private(2)))
+
+
+def test_all_steps_are_charged_as_one_event_before_the_first_draw():
+    class Draws(FreshDraws):
+        def loop(self, sampler, dimension, event):
+            assert account.charged == [event]
+            assert event.count == PLAN.num_steps
+            return super().loop(sampler, dimension, event)
+
+    account = FreeAccount(Relation.SUBSTITUTE, Unit.ROW)
+    open_steps(Door(account, Draws(Entropy.from_os())), PLAN)
+    assert len(account.charged) == 1
+    assert account.charged[0].sampling == PLAN.sampler.sampling
+
+
+def test_a_refused_loop_draws_nothing():
+    class Refusing(FreeAccount):
+        def charge(self, event):
+            raise BudgetExceeded("nothing left")
+
+    class Draws(FreshDraws):
+        def loop(self, sampler, dimension, event):
+            raise AssertionError("drew before the charge")
+
+    with pytest.raises(BudgetExceeded):
+        open_steps(Door(Refusing(Relation.SUBSTITUTE, Unit.ROW), Draws(Entropy.from_os())), PLAN)
+
+
+def test_loops_protect_rows_only():
+    with pytest.raises(InvalidInput, match="unit"):
+        open_steps(a_door(FreeAccount(Relation.SUBSTITUTE, Unit.PERSON)), PLAN)
+
+
+def test_inputs_have_the_priced_noise_and_batches():
+    steps = open_steps(a_door(), PLAN)
+    noise = np.asarray(steps.inputs.noise).ravel()
+    law = stats.norm(scale=steps.event.std)
+    assert stats.kstest(noise, law.cdf).pvalue > ALARM
+    for factor in (2 / 3, 3 / 2):
+        assert stats.kstest(noise * factor, law.cdf).pvalue < ALARM
+    sizes = np.asarray(steps.inputs.mask).sum()
+    assert stats.binomtest(int(sizes), PLAN.num_steps * 100, 0.2).pvalue > ALARM
+
+
+def test_a_normal_run_returns_nothing_but_releases():
+    steps = open_steps(a_door(), PLAN)
+
+    def body(state, step):
+        released, seen = step.release(jnp.ones(PLAN.dimension))
+        return state + released, seen
+
+    state, seen = jax.jit(lambda inputs: jax.lax.scan(body, jnp.zeros(PLAN.dimension), inputs))(steps.inputs)
+    assert seen is None
+    np.testing.assert_allclose(state, PLAN.num_steps + np.asarray(steps.inputs.noise).sum(axis=0), rtol=1e-4, atol=1e-2)
+
+
+compiled_sum = jax.jit(clipped_sum)
+terms = arrays(
+    np.float32, (4, 3), elements=st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=False, width=32)
+)
+
+
+@given(terms, st.floats(np.float32(1e-3), 1e3, width=32))
+@settings(max_examples=300)
+def test_each_term_enters_with_norm_at_most_clip_norm(values, clip_norm):
+    for k in range(len(values)):
+        total = np.asarray(compiled_sum(values, np.arange(4) == k, clip_norm), dtype=np.float64)
+        assert np.linalg.norm(total) <= clip_norm
+
+
+@given(terms)
+def test_a_masked_or_non_finite_term_contributes_zero(values):
+    mask = np.array([True, False, True, True])
+    usable = mask & np.isfinite(values).all(axis=1)
+    kept = np.where(usable[:, None], values, 0.0).astype(np.float32)
+    np.testing.assert_array_equal(compiled_sum(values, mask, 1.0), compiled_sum(kept, np.ones(4, dtype=bool), 1.0))
+
+
+@given(arrays(np.float32, 5, elements=st.floats(0, np.float32(3e38), width=32)))
+def test_factors_bring_norms_below_the_bound(norms):
+    factors = np.asarray(clip_factors(jnp.asarray(norms), 0.7), dtype=np.float64)
+    assert (norms.astype(np.float64) * factors <= 0.7).all()
+    assert (factors[norms < 0.69] == 1.0).all()
+    assert clip_factors(jnp.array([jnp.nan, jnp.inf]), 0.7).tolist() == [0.0, 0.0]
