@@ -29,6 +29,15 @@ EPSILON, DELTA, RELATION, UNIT = 1.0, 1e-5, Relation.SUBSTITUTE, Unit.ROW
 _PRIOR_PRECISION = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class SiloDone:
+    """Progress: one silo has released."""
+
+    number: int
+    rows: int
+    spent: Spent
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DemoResult:
     """Everything the demo shows."""
@@ -65,7 +74,7 @@ class DemoResult:
         }
 
 
-def run(directory: Path, seed: int, progress: Callable[[str], None]) -> DemoResult:
+def run(directory: Path, seed: int, progress: Callable[[SiloDone], None]) -> DemoResult:
     """Run the study, keeping each silo's ledger in `directory`; `seed` fixes the simulated rows, never the noise."""
     study = regression_study(seed)
     noise_multiplier = noise_multiplier_for(
@@ -81,7 +90,7 @@ def run(directory: Path, seed: int, progress: Callable[[str], None]) -> DemoResu
             release_statistics(door, silo.x, silo.y, y_bound=study.y_bound, noise_multiplier=noise_multiplier)
         )
         spent.append(account.spent())
-        progress(f"silo {number:2d}: {len(silo.y):5d} rows, epsilon {spent[-1].epsilon:.4f} of {EPSILON:g} spent")
+        progress(SiloDone(number=number, rows=len(silo.y), spent=spent[-1]))
     gram, cross, gram_std, cross_std = pool(releases)
     known = {"residual_variance": study.residual_variance, "prior_precision": _PRIOR_PRECISION}
     x, y = np.concatenate([silo.x for silo in study.silos]), np.concatenate([silo.y for silo in study.silos])

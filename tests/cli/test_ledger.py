@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from silobayes.cli.ledger import ledger as command
+from silobayes.cli.digits import round_down, round_up
+from silobayes.cli.main import main
 from silobayes.privacy import accounting
 from silobayes.privacy.events import GaussianEvent
 from silobayes.privacy.ledger import Budget, Ledger
@@ -27,20 +30,20 @@ def epsilon(delta: float) -> float:
 
 
 def test_show_prints_budgets_and_charges(path):
-    result = CliRunner().invoke(command, ["show", str(path)], env={"COLUMNS": "140"})
+    result = CliRunner().invoke(main, ["ledger", "show", str(path)], env={"COLUMNS": "140"})
     assert result.exit_code == 0
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in result.output.splitlines()]
     study, site = epsilon(1e-7), epsilon(1e-6)
     assert 0.0 < site < study < 5.0
-    assert ["icu [bold]", "5", f"{study:.6g}", f"{5 - study:.6g}", "1e-07", "1"] in rows
+    assert ["icu [bold]", "5", round_up(study), round_down(5 - study), "1e-07", "1"] in rows
     assert ["wards", "2", "0", "2", "1e-06", "0"] in rows
-    assert ["all studies", "8", f"{site:.6g}", f"{8 - site:.6g}", "1e-06", "1"] in rows
+    assert ["all studies", "8", round_up(site), round_down(8 - site), "1e-06", "1"] in rows
     assert '"mechanism":"gaussian"' in result.output
     assert "substitute, per row" in result.output.replace("\n", " ")
 
 
 def test_show_json_is_one_object(path):
-    result = CliRunner().invoke(command, ["show", str(path), "--json"])
+    result = CliRunner().invoke(main, ["ledger", "show", str(path), "--json"])
     assert result.exit_code == 0
     shown = json.loads(result.output)
     assert shown["budget"] == {"epsilon": 8.0, "delta": 1e-6, "relation": "substitute", "unit": "row"}
@@ -55,13 +58,19 @@ def test_show_json_is_one_object(path):
     assert (entry["relation"], entry["unit"], entry["study"]) == ("substitute", "row", "icu [bold]")
 
 
-@pytest.mark.parametrize("harm", ["missing", "damaged"])
-def test_show_refuses_with_exit_code_2(path, harm):
+@pytest.mark.parametrize(("harm", "exit_code"), [("missing", 2), ("damaged", 1)])
+def test_show_refuses_in_one_line(path, harm, exit_code):
     if harm == "missing":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-100])
-    result = CliRunner().invoke(command, ["show", str(path), "--json"])
-    assert result.exit_code == 2
+    result = CliRunner().invoke(main, ["ledger", "show", str(path), "--json"])
+    assert result.exit_code == exit_code
     assert "ledger" in result.output
     assert "Traceback" not in result.output
+
+
+@given(st.floats(1e-9, 1e9), st.integers(2, 8))
+def test_what_people_read_is_still_a_bound(value, digits):
+    assert float(round_down(value, digits)) <= value <= float(round_up(value, digits))
+    assert float(round_up(value, digits)) == pytest.approx(value, rel=10.0 ** (1 - digits))

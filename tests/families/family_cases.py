@@ -218,16 +218,15 @@ def compiled(name: str) -> Callable[..., dict]:
     family = case.family
 
     @jax.jit
-    def look(u, v):
-        q, p, x = case.build(u), case.build(v), case.point(v)
+    def look(q, p, x):
         standard = family.to_standard(q)
         as_dict = standard if isinstance(standard, dict) else standard._asdict()
         t = family.sufficient_statistics(x)
         mean = family.mean_parameters(q)
+        projected = family.project(q, 1e-5)
         return {
             "eta_q": q,
             "eta_p": p,
-            "given": case.standard(u),
             "standard_q": standard,
             "standard_p": family.to_standard(p),
             "eta_back": family.from_standard(**as_dict),
@@ -241,11 +240,19 @@ def compiled(name: str) -> Callable[..., dict]:
             "log_prob": family.log_prob(q, x),
             "log_prob_identity": inner(q, t) - family.log_partition(q) + case.log_base,
             "proper": family.is_proper(q),
-            "projected_proper": family.project(q, 1e-5),
+            "projected": projected,
+            "projected_is_proper": family.is_proper(projected),
             "log_partition": family.log_partition(q),
         }
 
     return look
+
+
+@cache
+def compiled_build(name: str) -> Callable[..., tuple]:
+    """Numbers in [-1, 1] -> textbook parameters, eta, one event."""
+    case = BY_NAME[name]
+    return jax.jit(lambda u: (case.standard(u), case.build(u), case.point(u)))
 
 
 @cache

@@ -10,6 +10,7 @@ from family_cases import (
     DTYPES,
     FLOOR,
     compiled,
+    compiled_build,
     compiled_projection,
     flat,
     precision,
@@ -35,8 +36,14 @@ def numbers(size, bound=1.0):
 
 def look(name, dtype, u, v):
     with precision(dtype):
-        out = compiled(name)(jnp.asarray(u, dtype), jnp.asarray(v, dtype))
-        return jax.tree.map(np.asarray, out)
+        standard, q, _ = compiled_build(name)(jnp.asarray(u, dtype))
+        _, p, x = compiled_build(name)(jnp.asarray(v, dtype))
+        return jax.tree.map(np.asarray, compiled(name)(q, p, x) | {"given": standard})
+
+
+def example(name):
+    """Textbook parameters, eta and one event of a fixed member of the family."""
+    return compiled_build(name)(jnp.linspace(-0.5, 0.7, BY_NAME[name].size))
 
 
 def tolerance(dtype, *values):
@@ -145,7 +152,7 @@ def test_projection_is_the_identity_on_what_is_above_the_floor(name, dtype):
     def law(uv):
         out = look(name, dtype, *uv)
         assert out["proper"]
-        np.testing.assert_array_equal(flat(out["projected_proper"]), flat(out["eta_q"]))
+        np.testing.assert_array_equal(flat(out["projected"]), flat(out["eta_q"]))
 
     law()
 
@@ -211,65 +218,54 @@ def test_damping_endpoints_are_exact(name):
 @every
 def test_a_finite_eta_outside_the_cone_gives_nan_and_is_refused_only_by_is_proper(name):
     case = BY_NAME[name]
-    family = case.family
-    good = case.build(jnp.linspace(-0.5, 0.7, case.size))
-    x = case.point(jnp.linspace(-0.5, 0.7, case.size))
-
-    @jax.jit
-    def everything(bad):
-        scalars = [
-            family.log_partition(bad),
-            family.entropy(bad),
-            family.kl(bad, good),
-            family.kl(good, bad),
-            family.kl(bad, bad),
-            family.log_prob(bad, x),
-        ]
-        means = jnp.sum(jnp.isnan(ravel_pytree(family.mean_parameters(bad))[0]))
-        standard = jnp.sum(jnp.isnan(ravel_pytree(family.to_standard(bad))[0]))
-        return jnp.stack(scalars), means, standard, family.is_proper(bad)
-
-    scalars, *counts, proper = everything(good)
-    assert bool(proper)
-    assert np.all(np.isfinite(scalars))
-    assert [int(c) for c in counts] == [0, 0]
+    _, good, x = example(name)
+    scalars, trees = ("log_partition", "entropy", "kl", "kl_self", "log_prob"), ("mean", "standard_q")
+    right = compiled(name)(good, good, x)
+    assert bool(right["proper"])
+    assert all(np.all(np.isfinite(flat(right[key]))) for key in scalars + trees)
     for leaf, value in case.broken:
-        scalars, *counts, proper = everything(case.break_(good, leaf, value))
-        assert not bool(proper), (leaf, value)
-        assert np.all(np.isnan(scalars)), (leaf, value, scalars)
-        assert all(int(c) > 0 for c in counts), (leaf, value, counts)
+        bad = case.break_(good, leaf, value)
+        out = compiled(name)(bad, good, x)
+        assert not bool(out["proper"]), (leaf, value)
+        assert bool(out["projected_is_proper"]), (leaf, value)
+        for key in scalars:
+            assert np.isnan(out[key]), (leaf, value, key)
+        for key in trees:
+            assert np.any(np.isnan(flat(out[key]))), (leaf, value, key)
+        assert np.isnan(compiled(name)(good, bad, x)["kl"]), (leaf, value)
 
 
 @every
 def test_nan_and_infinity_are_improper_and_projection_does_not_hide_nan(name):
-    case = BY_NAME[name]
-    good = case.build(jnp.linspace(-0.5, 0.7, case.size))
+    _, good, x = example(name)
     vector, unravel = ravel_pytree(good)
-    is_proper = jax.jit(lambda raw: case.family.is_proper(unravel(raw)))
-    projected = jax.jit(lambda raw: case.family.is_proper(case.family.project(unravel(raw), FLOOR)))
-    assert bool(is_proper(vector))
     for index in range(vector.shape[0]):
         for value in (jnp.nan, jnp.inf, -jnp.inf):
-            assert not bool(is_proper(vector.at[index].set(value))), (index, value)
-        assert not bool(projected(vector.at[index].set(jnp.nan))), index
+            out = compiled(name)(unravel(vector.at[index].set(value)), good, x)
+            assert not bool(out["proper"]), (index, value)
+            assert not (np.isnan(value) and bool(out["projected_is_proper"])), index
 
 
 @every
 def test_vmap_over_silos_equals_a_loop(name):
-    case = BY_NAME[name]
-    family = case.family
-    us = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (2, 4, case.size)), jnp.float32)
-    etas_q, etas_p = jax.vmap(case.build)(us[0]), jax.vmap(case.build)(us[1])
+    family = BY_NAME[name].family
+    us = np.random.default_rng(0).uniform(-1, 1, (4, BY_NAME[name].size))
+    built = [compiled_build(name)(jnp.asarray(u, jnp.float32)) for u in us]
+    x = built[0][2]
+    etas = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[eta for _, eta, _ in built])
+    eta_p = built[0][1]
 
-    def both_ways(q, p):
-        cavity = family.project(q - p, FLOOR)
-        return family.kl(q, p), family.entropy(q), family.is_proper(q - p), cavity
+    @jax.jit
+    @jax.vmap
+    def batched(q):
+        return family.kl(q, eta_p), family.entropy(q), family.is_proper(q)
 
-    batched = jax.jit(jax.vmap(both_ways))(etas_q, etas_p)
-    single = jax.jit(both_ways)
-    for i in range(4):
-        one = single(jax.tree.map(lambda a, i=i: a[i], etas_q), jax.tree.map(lambda a, i=i: a[i], etas_p))
-        np.testing.assert_allclose(flat(jax.tree.map(lambda a, i=i: a[i], batched)), flat(one), rtol=2e-4, atol=2e-4)
+    kl, entropy, proper = batched(etas)
+    for i, (_, eta, _) in enumerate(built):
+        one = compiled(name)(eta, eta_p, x)
+        np.testing.assert_allclose([kl[i], entropy[i]], [one["kl"], one["entropy"]], rtol=2e-4, atol=2e-4)
+        assert bool(proper[i])
+    assert len(np.unique(np.asarray(entropy))) == 4
 
 
 @every
@@ -295,7 +291,7 @@ def test_float32_stays_float32_beside_float64(name):
 @every
 def test_uniform_factor_is_the_unit(name):
     case = BY_NAME[name]
-    eta = case.build(jnp.linspace(-0.9, 0.8, case.size))
+    _, eta, _ = example(name)
     np.testing.assert_array_equal(flat(eta + case.family.zeros()), flat(eta))
     uniform_is_proper = name in {"beta", "dirichlet", "bernoulli", "categorical"}
     assert bool(case.family.is_proper(case.family.zeros())) == uniform_is_proper

@@ -9,6 +9,7 @@ import pytest
 from family_cases import precision
 from numpyro.distributions import kl_divergence
 from scipy import stats
+from scipy.special import betaln, digamma
 
 from silobayes import families as fam
 from silobayes.families import _special
@@ -31,116 +32,131 @@ def _double():
         yield
 
 
+def look(family, x, standard_q, standard_p):
+    """eta_q, log partition, log_prob, entropy and KL(q || p), in one compilation."""
+
+    @jax.jit
+    def compute(standard_q, standard_p, x):
+        q, p = family.from_standard(**standard_q), family.from_standard(**standard_p)
+        return q, family.log_partition(q), family.log_prob(q, x), family.entropy(q), family.kl(q, p)
+
+    return compute(standard_q, standard_p, x)
+
+
+def numpyro_kl(build, q, p):
+    return jax.jit(lambda q, p: jnp.sum(kl_divergence(build(*q), build(*p))))(q, p)
+
+
 def close(value, expected, rtol=1e-10):
     np.testing.assert_allclose(np.asarray(value), expected, rtol=rtol)
 
 
 def test_mean_field_gaussian_values():
     family = fam.MeanFieldGaussian(event_shape=(3,))
-    q = family.from_standard(mean=MEAN, stddev=STDDEV)
-    p = family.from_standard(mean=OTHER_MEAN, stddev=OTHER_STDDEV)
-    close(q.linear, MEAN / STDDEV**2)
-    close(q.quadratic, -1 / (2 * STDDEV**2))
+    standard, other = {"mean": MEAN, "stddev": STDDEV}, {"mean": OTHER_MEAN, "stddev": OTHER_STDDEV}
+    eta, log_partition, log_prob, entropy, kl = look(family, POINT, standard, other)
+    close(eta.linear, MEAN / STDDEV**2)
+    close(eta.quadratic, -1 / (2 * STDDEV**2))
     # 001's sign slip: A = mu^2 / (2 s^2) + ln s
-    close(family.log_partition(q), np.sum(MEAN**2 / (2 * STDDEV**2) + np.log(STDDEV)))
-    close(family.log_prob(q, POINT), stats.norm(MEAN, STDDEV).logpdf(POINT).sum())
-    close(family.entropy(q), stats.norm(MEAN, STDDEV).entropy().sum())
-    close(family.kl(q, p), kl_divergence(npd.Normal(MEAN, STDDEV), npd.Normal(OTHER_MEAN, OTHER_STDDEV)).sum())
+    close(log_partition, np.sum(MEAN**2 / (2 * STDDEV**2) + np.log(STDDEV)))
+    close(log_prob, stats.norm(MEAN, STDDEV).logpdf(POINT).sum())
+    close(entropy, stats.norm(MEAN, STDDEV).entropy().sum())
+    close(kl, numpyro_kl(npd.Normal, (MEAN, STDDEV), (OTHER_MEAN, OTHER_STDDEV)))
 
 
 def test_full_gaussian_values():
     family = fam.FullGaussian(dimension=3)
-    q = family.from_standard(mean=MEAN, covariance=COVARIANCE)
-    p = family.from_standard(mean=OTHER_MEAN, covariance=OTHER_COVARIANCE)
-    close(q.quadratic, -0.5 * np.linalg.inv(COVARIANCE))
-    close(q.linear, np.linalg.solve(COVARIANCE, MEAN))
+    standard = {"mean": MEAN, "covariance": COVARIANCE}
+    other = {"mean": OTHER_MEAN, "covariance": OTHER_COVARIANCE}
+    eta, _, log_prob, entropy, kl = look(family, POINT, standard, other)
+    close(eta.quadratic, -0.5 * np.linalg.inv(COVARIANCE))
+    close(eta.linear, np.linalg.solve(COVARIANCE, MEAN))
     reference = stats.multivariate_normal(MEAN, COVARIANCE)
-    close(family.log_prob(q, POINT), reference.logpdf(POINT))
-    close(family.entropy(q), reference.entropy())
-    expected = kl_divergence(
-        npd.MultivariateNormal(MEAN, COVARIANCE), npd.MultivariateNormal(OTHER_MEAN, OTHER_COVARIANCE)
-    )
-    close(family.kl(q, p), expected)
+    close(log_prob, reference.logpdf(POINT))
+    close(entropy, reference.entropy())
+    close(kl, numpyro_kl(npd.MultivariateNormal, (MEAN, COVARIANCE), (OTHER_MEAN, OTHER_COVARIANCE)))
 
 
 def test_gamma_values():
     family = fam.Gamma(event_shape=(3,))
-    q = family.from_standard(shape=SHAPE, rate=RATE)
-    p = family.from_standard(shape=OTHER_SHAPE, rate=OTHER_RATE)
+    standard, other = {"shape": SHAPE, "rate": RATE}, {"shape": OTHER_SHAPE, "rate": OTHER_RATE}
+    eta, _, log_prob, entropy, kl = look(family, STDDEV, standard, other)
     reference = stats.gamma(SHAPE, scale=1 / RATE)
-    close(family.log_prob(q, STDDEV), reference.logpdf(STDDEV).sum())
-    close(family.entropy(q), reference.entropy().sum())
-    close(family.kl(q, p), kl_divergence(npd.Gamma(SHAPE, RATE), npd.Gamma(OTHER_SHAPE, OTHER_RATE)).sum())
-    assert family.log_prob(q, STDDEV * np.array([1, -1, 1])) == -np.inf
+    close(log_prob, reference.logpdf(STDDEV).sum())
+    close(entropy, reference.entropy().sum())
+    close(kl, numpyro_kl(npd.Gamma, (SHAPE, RATE), (OTHER_SHAPE, OTHER_RATE)))
+    assert jax.jit(family.log_prob)(eta, STDDEV * np.array([1, -1, 1])) == -np.inf
 
 
 def test_beta_values():
     family = fam.Beta(event_shape=(3,))
-    q = family.from_standard(alpha=SHAPE, beta=RATE)
-    p = family.from_standard(alpha=OTHER_SHAPE, beta=OTHER_RATE)
-    reference = stats.beta(SHAPE, RATE)
-    close(family.log_prob(q, SIMPLEX), reference.logpdf(SIMPLEX).sum())
-    close(family.entropy(q), reference.entropy().sum())
-    close(family.kl(q, p), kl_divergence(npd.Beta(SHAPE, RATE), npd.Beta(OTHER_SHAPE, OTHER_RATE)).sum())
-    assert family.log_prob(q, jnp.asarray([0.5, 1.0, 0.5])) == -np.inf
+    standard, other = {"alpha": SHAPE, "beta": RATE}, {"alpha": OTHER_SHAPE, "beta": OTHER_RATE}
+    eta, _, log_prob, entropy, kl = look(family, SIMPLEX, standard, other)
+    close(log_prob, stats.beta(SHAPE, RATE).logpdf(SIMPLEX).sum())
+    close(entropy, stats.beta(SHAPE, RATE).entropy().sum())
+    # not against numpyro: its log beta function has only eight digits
+    d_alpha, d_beta = OTHER_SHAPE - SHAPE, OTHER_RATE - RATE
+    expected = betaln(OTHER_SHAPE, OTHER_RATE) - betaln(SHAPE, RATE) - d_alpha * digamma(SHAPE) - d_beta * digamma(RATE)
+    close(kl, np.sum(expected + (d_alpha + d_beta) * digamma(SHAPE + RATE)))
+    assert jax.jit(family.log_prob)(eta, jnp.asarray([0.5, 1.0, 0.5])) == -np.inf
 
 
 def test_dirichlet_values():
     family = fam.Dirichlet(event_shape=(3,))
-    q, p = family.from_standard(concentration=SHAPE), family.from_standard(concentration=OTHER_SHAPE)
-    close(family.log_prob(q, SIMPLEX), stats.dirichlet(SHAPE).logpdf(SIMPLEX))
-    close(family.entropy(q), stats.dirichlet(SHAPE).entropy())
-    close(family.kl(q, p), kl_divergence(npd.Dirichlet(SHAPE), npd.Dirichlet(OTHER_SHAPE)))
+    _, _, log_prob, entropy, kl = look(family, SIMPLEX, {"concentration": SHAPE}, {"concentration": OTHER_SHAPE})
+    close(log_prob, stats.dirichlet(SHAPE).logpdf(SIMPLEX))
+    close(entropy, stats.dirichlet(SHAPE).entropy())
+    close(kl, numpyro_kl(npd.Dirichlet, (SHAPE,), (OTHER_SHAPE,)))
     rows = fam.Dirichlet(event_shape=(2, 3))
     both = rows.from_standard(concentration=np.stack([SHAPE, OTHER_SHAPE]))
-    close(rows.entropy(both), family.entropy(q) + family.entropy(p))
+    close(jax.jit(rows.entropy)(both), stats.dirichlet(SHAPE).entropy() + stats.dirichlet(OTHER_SHAPE).entropy())
 
 
 def test_bernoulli_values():
     family = fam.Bernoulli(event_shape=(3,))
-    q, p = family.from_standard(probability=SIMPLEX), family.from_standard(probability=1 - SIMPLEX)
     x = jnp.asarray([1, 0, 1])
-    close(family.log_prob(q, x), stats.bernoulli(SIMPLEX).logpmf(x).sum())
-    close(family.entropy(q), stats.bernoulli(SIMPLEX).entropy().sum())
+    eta, _, log_prob, entropy, kl = look(family, x, {"probability": SIMPLEX}, {"probability": 1 - SIMPLEX})
+    close(log_prob, stats.bernoulli(SIMPLEX).logpmf(x).sum())
+    close(entropy, stats.bernoulli(SIMPLEX).entropy().sum())
     pairs = np.stack([SIMPLEX, 1 - SIMPLEX])
-    close(family.kl(q, p), np.sum(pairs * np.log(pairs / pairs[::-1])))
-    assert family.log_prob(q, jnp.asarray([2, 0, 1])) == -np.inf
+    close(kl, np.sum(pairs * np.log(pairs / pairs[::-1])))
+    assert family.log_prob(eta, jnp.asarray([2, 0, 1])) == -np.inf
 
 
 def test_categorical_values():
     family = fam.Categorical(event_shape=(), categories=3)
     other = np.array([0.2, 0.5, 0.3])
-    q, p = family.from_standard(probabilities=SIMPLEX), family.from_standard(probabilities=other)
-    close(family.log_prob(q, 2), np.log(SIMPLEX[2]))
-    close(family.entropy(q), stats.entropy(SIMPLEX))
-    close(family.kl(q, p), stats.entropy(SIMPLEX, other))
-    shifted = fam.CategoricalEta(logits=q.logits + 3.0)
-    close(family.kl(shifted, p), stats.entropy(SIMPLEX, other))
+    eta, _, log_prob, entropy, kl = look(family, 2, {"probabilities": SIMPLEX}, {"probabilities": other})
+    close(log_prob, np.log(SIMPLEX[2]))
+    close(entropy, stats.entropy(SIMPLEX))
+    close(kl, stats.entropy(SIMPLEX, other))
+    shifted = fam.CategoricalEta(logits=eta.logits + 3.0)
+    close(family.log_prob(shifted, 2), np.log(SIMPLEX[2]))
     for outside in (3, -1):
-        assert family.log_prob(q, outside) == -np.inf
+        assert family.log_prob(eta, outside) == -np.inf
 
 
 def test_normal_inverse_gamma_values():
     family = fam.NormalInverseGamma(dimension=3)
-    precision_matrix = np.linalg.inv(COVARIANCE)
-    q = family.from_standard(location=MEAN, scaled_precision=precision_matrix, shape=2.5, scale=1.3)
     v = 0.7
+    x = fam.CoefficientsVariance(coefficients=POINT, variance=jnp.asarray(v))
+    standard = {"location": MEAN, "scaled_precision": np.linalg.inv(COVARIANCE), "shape": 2.5, "scale": 1.3}
+    eta, _, log_prob, _, _ = look(family, x, standard, standard)
     expected = stats.invgamma(2.5, scale=1.3).logpdf(v) + stats.multivariate_normal(MEAN, v * COVARIANCE).logpdf(POINT)
-    close(family.log_prob(q, fam.CoefficientsVariance(coefficients=POINT, variance=v)), expected)
-    assert family.log_prob(q, fam.CoefficientsVariance(coefficients=POINT, variance=-v)) == -np.inf
+    close(log_prob, expected)
+    assert jax.jit(family.log_prob)(eta, x._replace(variance=jnp.asarray(-v))) == -np.inf
 
 
 def test_normal_wishart_values():
     family = fam.NormalWishart(dimension=3)
-    q = family.from_standard(location=MEAN, strength=0.8, degrees=4.2, scale=COVARIANCE)
-    precision_matrix = OTHER_COVARIANCE
+    x = fam.MeanPrecision(mean=POINT, precision=OTHER_COVARIANCE)
+    standard = {"location": MEAN, "strength": 0.8, "degrees": 4.2, "scale": COVARIANCE}
+    _, _, log_prob, entropy, _ = look(family, x, standard, standard)
     wishart = stats.wishart(4.2, COVARIANCE)
-    normal = stats.multivariate_normal(MEAN, np.linalg.inv(0.8 * precision_matrix))
-    x = fam.MeanPrecision(mean=POINT, precision=precision_matrix)
-    close(family.log_prob(q, x), wishart.logpdf(precision_matrix) + normal.logpdf(POINT))
-    mean_log_det = float(family.mean_parameters(q).log_det)
-    mean_normal_entropy = 0.5 * (3 * np.log(2 * np.pi * np.e / 0.8) - mean_log_det)
-    close(family.entropy(q), wishart.entropy() + mean_normal_entropy)
+    normal = stats.multivariate_normal(MEAN, np.linalg.inv(0.8 * OTHER_COVARIANCE))
+    close(log_prob, wishart.logpdf(OTHER_COVARIANCE) + normal.logpdf(POINT))
+    mean_log_det = digamma((4.2 - np.arange(3)) / 2).sum() + 3 * np.log(2) + np.linalg.slogdet(COVARIANCE)[1]
+    close(entropy, wishart.entropy() + 0.5 * (3 * np.log(2 * np.pi * np.e / 0.8) - mean_log_det))
 
 
 def test_conjugate_linear_regression_is_a_sum_of_factors():
@@ -155,7 +171,7 @@ def test_conjugate_linear_regression_is_a_sum_of_factors():
             inverse_variance=-0.5 * y[rows] @ y[rows],
             log_variance=jnp.asarray(-0.5 * len(rows)),
         )
-    posterior = family.to_standard(eta)
+    posterior = jax.jit(family.to_standard)(eta)
     precision_matrix = x.T @ x + np.eye(2)
     location = np.linalg.solve(precision_matrix, x.T @ y)
     close(posterior.location, location)
@@ -176,7 +192,7 @@ def test_conjugate_gaussian_is_a_sum_of_factors():
             precision=-0.5 * np.outer(row, row),
             log_det=jnp.asarray(0.5),
         )
-    posterior = family.to_standard(eta)
+    posterior = jax.jit(family.to_standard)(eta)
     mean = x.mean(axis=0)
     close(posterior.strength, 20.5)
     close(posterior.degrees, 23.0)
@@ -186,23 +202,28 @@ def test_conjugate_gaussian_is_a_sum_of_factors():
     close(posterior.scale, np.linalg.inv(inverse_scale))
 
 
-@pytest.mark.parametrize("x", [1e-6, 0.03, 1.0, 7.9, 8.0, 8.1, 40.0, 1e5])
-def test_stirling_remainder_against_fifty_digits(x):
+def test_stirling_remainder_against_fifty_digits():
+    points = [1e-6, 0.03, 1.0, 7.9, 8.0, 8.1, 40.0, 1e5]
+    remainders, slopes = [], []
     with mpmath.workdps(50):
-        z = mpmath.mpf(x)
-        expected = mpmath.loggamma(z) - (z - 0.5) * mpmath.log(z) + z - mpmath.log(2 * mpmath.pi) / 2
-        slope = mpmath.digamma(z) - mpmath.log(z) + 1 / (2 * z)
-    np.testing.assert_allclose(_special.stirling_remainder(jnp.asarray(x)), float(expected), rtol=1e-11, atol=2e-14)
-    np.testing.assert_allclose(_special.stirling_remainder_slope(jnp.asarray(x)), float(slope), rtol=1e-9, atol=2e-14)
-    derivative = jax.grad(_special.stirling_remainder)(jnp.asarray(x))
-    np.testing.assert_allclose(derivative, float(slope), rtol=1e-9, atol=1e-13)
+        for x in points:
+            z = mpmath.mpf(x)
+            remainders.append(float(mpmath.loggamma(z) - (z - 0.5) * mpmath.log(z) + z - mpmath.log(2 * mpmath.pi) / 2))
+            slopes.append(float(mpmath.digamma(z) - mpmath.log(z) + 1 / (2 * z)))
+    x = jnp.asarray(points)
+    np.testing.assert_allclose(jax.jit(_special.stirling_remainder)(x), remainders, rtol=1e-11, atol=2e-14)
+    np.testing.assert_allclose(jax.jit(_special.stirling_remainder_slope)(x), slopes, rtol=1e-9, atol=2e-14)
+    derivative = jax.jit(jax.vmap(jax.grad(_special.stirling_remainder)))(x)
+    np.testing.assert_allclose(derivative, slopes, rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize(("p", "q"), [(1e5, 1.001e5), (1e5, 100.0), (100.0, 1e5), (1e-6, 3.0), (3.0, 1e-6), (9.0, 7.0)])
-def test_lgamma_bregman_against_fifty_digits_in_float32(p, q):
-    with mpmath.workdps(50):
-        p32, q32 = mpmath.mpf(float(np.float32(p))), mpmath.mpf(float(np.float32(q)))
-        expected = float(mpmath.loggamma(p32) - mpmath.loggamma(q32) - (p32 - q32) * mpmath.digamma(q32))
-    value = _special.lgamma_bregman(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32))
-    assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6 * abs(p - q) + 1e-6)
+def test_lgamma_bregman_in_float32_against_fifty_digits():
+    pairs = np.array([(1e5, 1.001e5), (1e5, 100.0), (100.0, 1e5), (1e-6, 3.0), (3.0, 1e-6), (9.0, 7.0)], np.float32)
+    values = jax.jit(_special.lgamma_bregman)(pairs[:, 0], pairs[:, 1])
+    assert values.dtype == jnp.float32
+    for value, (p, q) in zip(values, pairs, strict=True):
+        with mpmath.workdps(50):
+            p, q = mpmath.mpf(float(p)), mpmath.mpf(float(q))
+            expected = float(mpmath.loggamma(p) - mpmath.loggamma(q) - (p - q) * mpmath.digamma(q))
+        # lgamma(1e5) alone would be wrong by .06
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6 * float(abs(p - q)) + 1e-6)

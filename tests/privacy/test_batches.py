@@ -5,7 +5,7 @@ from scipy import stats
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy.batches import poisson_batches, subsets_without_replacement
 from silobayes.privacy.entropy import Entropy
-from tests.privacy.goodness import FALSE_ALARM, chi_square, fits_uniform
+from tests.privacy.goodness import FALSE_ALARM, ScriptedEntropy, chi_square, fits_uniform
 
 FACTORS = [(1.0, True), (2 / 3, False), (3 / 2, False)]
 
@@ -57,6 +57,12 @@ def test_poisson_gaps_are_geometric(rate):
         expected = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]])) * gaps.size
         observed = np.bincount(np.searchsorted(edges, gaps), minlength=expected.size)
         assert (chi_square(observed, expected) > FALSE_ALARM) is right
+
+
+def test_long_gaps_are_pieced_together():
+    # Two words that say "at least 16384 rows passed over", then one that says "none": row 2 * 16384 is the first taken.
+    indices, _ = poisson_batches(ScriptedEntropy([0, 0, (1 << 64) - 1]), 40_000, 1e-5, 1)
+    assert indices[0] == 2 * 16384
 
 
 def test_poisson_rate_one_takes_everything():

@@ -79,6 +79,8 @@ def test_a_sum_clipped_for_another_unit_is_refused():
     bounded = clip(general(np.ones((2, 2))), 1.0, unit=Unit.CLIENT)
     with pytest.raises(InvalidInput, match="unit"):
         a_door().release(GaussianMechanism(noise_multiplier=1.0), bounded)
+    with pytest.raises(InvalidInput, match="unit"):
+        a_door(unit=Unit.CLIENT).randomise(np.zeros(4, dtype=int), categories=2, gamma=0.5)
 
 
 def test_a_fixed_seed_is_stamped_on_the_release():
@@ -188,8 +190,9 @@ class TestEvents:
         door = a_door()
         release = door.randomise(np.arange(4), categories=4, gamma=0.25)
         assert release.event == RandomisedResponseEvent(categories=4, gamma=0.25)
-        with pytest.raises(InvalidInput, match="answers"):
-            door.randomise(np.array([7]), categories=4, gamma=0.25)
+        for bad in (np.array([7]), np.array([0.5, 1.2])):
+            with pytest.raises(InvalidInput, match="answers"):
+                door.randomise(bad, categories=4, gamma=0.25)
         assert len(door.account.charged) == 1
 
     def test_events_survive_their_json(self):

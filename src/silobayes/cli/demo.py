@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from silobayes.cli.digits import round_up
+from silobayes.core.errors import InvalidInput
+
 
 @click.command()
 @click.option("--seed", default=0, show_default=True, help="Seed of the simulated rows (never of the noise).")
@@ -21,8 +24,17 @@ def demo(seed: int, out: Path | None, as_json: bool) -> None:
     console = Console(stderr=as_json)
     with tempfile.TemporaryDirectory() as scratch:
         directory = out or Path(scratch)
-        directory.mkdir(parents=True, exist_ok=out is None)
-        result = run(directory, seed, console.print)
+        if out is not None and out.exists():
+            raise InvalidInput("--out", "a directory that does not exist yet", str(out), "Name a new one.")
+        directory.mkdir(parents=True, exist_ok=True)
+        result = run(
+            directory,
+            seed,
+            lambda silo: console.print(
+                f"silo {silo.number:2d}: {silo.rows:5d} rows, "
+                f"epsilon {round_up(silo.spent.epsilon)} of {EPSILON:g} spent"
+            ),
+        )
     if as_json:
         click.echo(json.dumps(result.to_json()))
         return
@@ -41,8 +53,8 @@ def demo(seed: int, out: Path | None, as_json: bool) -> None:
         )
     console.print(table)
     console.print(
-        f"Each silo spent epsilon {max(spent.epsilon for spent in result.spent):.4f} of {EPSILON:g} at delta {DELTA:g} "
-        f"(unit: {UNIT.value}, relation: {RELATION.value}); the posterior is computed from the releases alone."
+        f"Each silo spent epsilon {round_up(max(spent.epsilon for spent in result.spent))} of {EPSILON:g} "
+        f"at delta {DELTA:g} (unit: {UNIT.value}, relation: {RELATION.value}); the posterior is computed from the releases alone."
     )
     if out is not None:
         console.print(f"Ledgers: silobayes ledger show {out / 'silo-00.ledger'}")

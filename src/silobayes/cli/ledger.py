@@ -8,13 +8,9 @@ from typing import Any
 
 import click
 
-from silobayes.core.errors import SiloBayesError
+from silobayes.cli.digits import round_down, round_up
 from silobayes.privacy.events import canonical, to_json
 from silobayes.privacy.ledger import Budget, Entry, Ledger, Spent
-
-
-class _Refused(click.ClickException):
-    exit_code = 2
 
 
 @click.group()
@@ -27,13 +23,10 @@ def ledger() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def show(path: Path, as_json: bool) -> None:
     """Verify the ledger at PATH and show its budget, studies and charges."""
-    try:
-        opened = Ledger.open(path)
-        entries = opened.entries()
-        site = opened.spent()
-        studies = [(account.study, account.cap, account.spent()) for account in opened.accounts()]
-    except SiloBayesError as error:
-        raise _Refused(str(error)) from error
+    opened = Ledger.open(path)
+    entries = opened.entries()
+    site = opened.spent()
+    studies = [(account.study, account.cap, account.spent()) for account in opened.accounts()]
     if as_json:
         click.echo(json.dumps(_as_json(path, opened.budget, site, studies, entries), allow_nan=False))
     else:
@@ -88,8 +81,8 @@ def _print(
         table.add_row(
             Text(name, style="bold" if cap is budget else ""),
             f"{cap.epsilon:.6g}",
-            f"{spent.epsilon:.6g}",
-            f"{spent.epsilon_left:.6g}",
+            round_up(spent.epsilon),
+            round_down(spent.epsilon_left),
             f"{cap.delta:.3g}",
             str(spent.charges),
         )

@@ -8,12 +8,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from silobayes.cli.digits import round_down, round_up
 from silobayes.core.errors import InvalidInput, refuse_unknown_keys, require_count, require_member, require_number
 
 if TYPE_CHECKING:
@@ -201,11 +201,9 @@ def _print(answer: dict[str, Any], as_json: bool, title: str) -> None:
 
 
 def _digits(value: object, down: bool = False) -> str:
-    """Six digits, rounded up: what a person reads is still an upper bound."""
     if not isinstance(value, float):
         return str(value)
-    rounded = Context(prec=6, rounding=ROUND_FLOOR if down else ROUND_CEILING).create_decimal(repr(value))
-    return f"{float(rounded):.6g}"
+    return round_down(value) if down else round_up(value)
 
 
 def _print_table(title: str, left: list[str], right: list[str], heading: tuple[str, str] | None = None) -> None:

@@ -160,11 +160,14 @@ class Door:
         return Share(counts=counts, event=event, is_private=self.draws.is_private)
 
     def randomise(self, answers: np.ndarray, *, categories: int, gamma: float) -> Release:
-        """Each unit's category by k-ary randomised response; units are disjoint, so the price is that of one."""
+        """Each row's category by k-ary randomised response; rows are disjoint, so the price is that of one."""
+        self.check_unit(Unit.ROW)
         answers = np.asarray(answers)
         event = RandomisedResponseEvent(categories=categories, gamma=gamma)
-        if answers.size and not (answers.min() >= 0 and answers.max() < categories):
-            raise InvalidInput("answers", f"categories 0..{categories - 1}", "others", "List every category.")
+        in_range = answers.size == 0 or (answers.min() >= 0 and answers.max() < categories)
+        if answers.dtype.kind not in "iu" or not in_range:
+            # The offending answer is somebody's: it must not appear in the message.
+            raise InvalidInput("answers", f"integers in [0, {categories})", "others", "List every category.")
         self.account.charge(event)
         value = self.draws.answers(answers, event)
         return Release(blocks=(value,), stddevs=(), event=event, is_private=self.draws.is_private)
@@ -179,5 +182,5 @@ class Door:
         """Refuse a value bounded per `unit` if the account protects another one."""
         if unit is not self.account.unit:
             raise InvalidInput(
-                "unit", f"a sum clipped per {self.account.unit.value}", unit.value, "Pass unit= to clip()."
+                "unit", f"a value bounded per {self.account.unit.value}", unit.value, "Bound what one unit can change."
             )

@@ -1,6 +1,7 @@
 """Events: what a mechanism did, as frozen data with a JSON form (DESIGN 8).
 
-An event says everything that its price depends on except the relation, which belongs to the budget that pays. The
+An event says everything that its price depends on except the relation, which belongs to the budget that pays.
+Defaults are left out of the JSON that ledgers store, so a default must never change: that would re-price the past. The
 registry is open: a new mechanism adds a class here or elsewhere with `@event("its_name")` and registers its price
 rules with the accountants.
 """

@@ -79,7 +79,7 @@ class GaussianMechanism(AbstractMechanism):
     def __post_init__(self) -> None:
         require_number("noise_multiplier", self.noise_multiplier, above=0.0, fix="Pass std / clip norm.")
 
-    def event(self, bounded: Bounded, relation: Relation) -> AbstractEvent:
+    def event(self, bounded: Bounded, relation: Relation) -> DiscreteGaussianEvent:
         """See `AbstractMechanism`."""
         return DiscreteGaussianEvent(**_grid_event(bounded, relation, self.noise_multiplier))
 
@@ -107,7 +107,7 @@ class SkellamMechanism(AbstractMechanism):
         require_number("noise_multiplier", self.noise_multiplier, above=0.0, fix="Pass std of the sum / clip norm.")
         require_count("num_shares", self.num_shares, at_least=1, fix="Pass M - T - 1.")
 
-    def event(self, bounded: Bounded, relation: Relation) -> AbstractEvent:
+    def event(self, bounded: Bounded, relation: Relation) -> SkellamEvent:
         """See `AbstractMechanism`."""
         return SkellamEvent(**_grid_event(bounded, relation, self.noise_multiplier))
 
@@ -131,7 +131,7 @@ class LaplaceMechanism(AbstractMechanism):
     def __post_init__(self) -> None:
         require_number("noise_multiplier", self.noise_multiplier, above=0.0, fix="Pass scale / clip norm.")
 
-    def event(self, bounded: Bounded, relation: Relation) -> AbstractEvent:
+    def event(self, bounded: Bounded, relation: Relation) -> LaplaceEvent:
         """See `AbstractMechanism`.
 
         Priced as continuous Laplace noise: the draw has exactly the law of such noise rounded to the grid, and

@@ -231,8 +231,8 @@ def check_batch_law(runs: list[list[tuple[Sampler, np.ndarray]]]) -> None:
         tail = 2 * min(stats.binom.cdf(hits, trials, rate), stats.binom.sf(hits - 1, trials, rate))
         if not tail * len(tallies) >= BATCH_LAW_FALSE_ALARM:
             raise PrivacyViolation(
-                f"Expected a batch {what} of about {trials * rate:.1f} in {trials} trials, got {hits} (p = {tail:.1e}): "
-                "the batches were not drawn as priced. Take them from the door's sampler."
+                f"Expected a batch {what} of about {trials * rate:.1f} in {trials} trials, got {hits} "
+                f"(p = {tail:.1e}): the batches were not drawn as priced. Take them from the door's sampler."
             )
 
 

@@ -61,12 +61,12 @@ def epsilon(events, relation, delta=1e-6, accountant="pld"):
     return accounting.price(events, relation=relation, delta=delta, accountant=accountant).epsilon
 
 
-@pytest.mark.parametrize(("event", "relation"), cases())
+@pytest.mark.parametrize(("event", "relation"), list(cases()))
 def test_k_repeats_cost_what_a_count_of_k_costs(event, relation):
     assert epsilon([event] * 3, relation) == epsilon([dataclasses.replace(event, count=3)], relation)
 
 
-@pytest.mark.parametrize(("event", "relation"), cases())
+@pytest.mark.parametrize(("event", "relation"), list(cases()))
 def test_rdp_is_at_least_pld_is_at_least_the_lower_bound(event, relation):
     for count, delta in ((1, 1e-6), (40, 1e-6), (40, 1e-10)):
         repeated = [dataclasses.replace(event, count=count)]
@@ -75,7 +75,7 @@ def test_rdp_is_at_least_pld_is_at_least_the_lower_bound(event, relation):
         assert price.epsilon <= epsilon(repeated, relation, delta, "rdp") * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("event", "relation"), cases())
+@pytest.mark.parametrize(("event", "relation"), list(cases()))
 def test_delta_at_the_price_is_at_most_delta(event, relation):
     repeated = [dataclasses.replace(event, count=25)]
     price = accounting.price(repeated, relation=relation, delta=1e-7)
@@ -84,10 +84,11 @@ def test_delta_at_the_price_is_at_most_delta(event, relation):
         assert accounting.delta_at(repeated, relation=relation, epsilon=price.epsilon * 0.99) > 1e-7
 
 
-@pytest.mark.parametrize(("event", "relation"), cases())
+@pytest.mark.parametrize(("event", "relation"), list(cases()))
 def test_price_grows_with_count_and_falls_with_delta(event, relation):
     prices = [epsilon([dataclasses.replace(event, count=count)], relation) for count in (1, 2, 5, 40)]
-    assert prices == sorted(prices) and prices[0] < prices[-1]
+    assert prices == sorted(prices)
+    assert prices[0] < prices[-1]
     assert epsilon([event], relation, 1e-4) <= epsilon([event], relation, 1e-6) <= epsilon([event], relation, 1e-8)
 
 
@@ -98,14 +99,16 @@ def test_price_falls_with_noise(event, relation):
     prices = [
         epsilon([dataclasses.replace(event, count=5, **{knob: noise * factor})], relation) for factor in (1, 1.1, 2, 4)
     ]
-    assert prices == sorted(prices, reverse=True) and prices[-1] < prices[0]
+    assert prices == sorted(prices, reverse=True)
+    assert prices[-1] < prices[0]
 
 
 def test_randomised_response_falls_with_gamma():
     prices = [
         epsilon([RandomisedResponseEvent(categories=4, gamma=g, count=3)], SUBSTITUTE) for g in (0.1, 0.5, 0.9, 1)
     ]
-    assert prices == sorted(prices, reverse=True) and prices[-1] == 0.0
+    assert prices == sorted(prices, reverse=True)
+    assert prices[-1] == 0.0
 
 
 @pytest.mark.parametrize("name", list(BASES))
@@ -115,7 +118,8 @@ def test_price_grows_with_rate(name, scheme, relation):
         epsilon([dataclasses.replace(BASES[name], count=5, sampling=Sampling(scheme=scheme, rate=rate))], relation)
         for rate in (0.01, 0.1, 0.4, 0.9)
     ]
-    assert prices == sorted(prices) and prices[0] < prices[-1]
+    assert prices == sorted(prices)
+    assert prices[0] < prices[-1]
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,5 +1,6 @@
 """Composition against exact sums, an independent implementation and its own bracket."""
 
+import itertools
 import math
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_agrees_with_an_independent_implementation_on_sampled_gaussians():
     """dp_accounting on a grid of 1e-4 is an upper bound; ours is finer, so below, and not by much."""
     oracle = privacy_loss_distribution.from_gaussian_mechanism(1.5, sampling_prob=0.05, pessimistic_estimate=True)
     theirs = oracle.self_compose(50).get_epsilon_for_delta(1e-6)
-    forward = lambda e: 0.05 * gaussian.delta(1 / 1.5, np.log1p(np.expm1(e) / 0.05))  # noqa: E731
+    forward = lambda e: 0.05 * gaussian.delta(1 / 1.5, np.log1p(np.expm1(np.minimum(e, 500.0)) / 0.05))  # noqa: E731
 
     def backward(epsilon):
         weight = np.maximum(0.05 - 0.95 * np.expm1(np.minimum(epsilon, 1.0)), 0.0)
@@ -100,7 +101,7 @@ def test_overflow_is_charged_once_per_draw():
 def test_a_generous_epsilon_does_not_blow_up_the_overflow():
     cut = Total([(Rule(mu=0.1, overflow=1e-12), 10)])
     deltas = [cut.delta(epsilon) for epsilon in (0.5, 2.0, 10.0, 40.0)]
-    assert all(later <= earlier * (1 + 1e-9) for earlier, later in zip(deltas[1:], deltas[2:], strict=False))
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(deltas))
 
 
 def test_an_infinite_loss_above_delta_has_no_finite_price():

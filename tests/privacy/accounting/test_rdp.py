@@ -195,10 +195,10 @@ def test_laplace_and_responses_match_direct_sums() -> None:
         for categories, gamma in ((2, 0.5), (4, 0.25), (10, 0.99)):
             p, b = 1 - gamma + gamma / categories, gamma / categories
             exact = p**order * b ** (1 - order) + b**order * p ** (1 - order) + (categories - 2) * b
-            (found,) = renyi.randomised_response(np.array([order]), p, b, categories)
+            (found,) = renyi.randomised_response(np.array([order]), p, b)
             assert found == pytest.approx(math.log(exact) / (order - 1), rel=1e-6)
         (found,) = renyi.pure(np.array([order]), 0.3)
-        (binary,) = renyi.randomised_response(np.array([order]), 1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(0.3)), 2)
+        (binary,) = renyi.randomised_response(np.array([order]), 1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(0.3)))
         assert found == pytest.approx(binary, rel=1e-8)
 
 

@@ -2,8 +2,8 @@
 
 `price`, `delta_at`, `profile` and `calibrate` take events and a relation that has no default. Identical events are
 merged by adding their counts and sorted before anything else happens, so k repeats are a count of k and the order of
-events is irrelevant, bit for bit. Unsampled Gaussian noise of every kind composes in closed form (gaussian.py); the rest by
-privacy-loss distributions (pld.py) from one rule per event (profiles.py, grid.py).
+events is irrelevant, bit for bit. Unsampled Gaussian noise of every kind composes in closed form (gaussian.py); the
+rest by privacy-loss distributions (pld.py) from one rule per event (profiles.py, grid.py).
 
 `epsilon_lower` brackets the numerics: the exact epsilon of the pair of laws that was priced lies in
 [epsilon_lower, epsilon]. For sampling without replacement that pair is Zhu et al.'s dominating one, which real
@@ -25,7 +25,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from silobayes.core.errors import InvalidInput, require_number
+from silobayes.core.errors import InvalidInput, require_member, require_number
 from silobayes.privacy.events import AbstractEvent, AbstractGridEvent, canonical
 from silobayes.privacy.relation import Relation
 
@@ -82,12 +82,12 @@ def price(events: Iterable[AbstractEvent], *, relation: Relation, delta: float, 
     Returns:
         The price; epsilon is infinite when no finite one holds at this delta.
     """
-    merged, relation, delta = merge(events), Relation(relation), require_delta(delta)
+    merged, relation, delta = merge(events), _require_relation(relation), require_delta(delta)
     if accountant == "pld":
         total = _total(merged, relation)
         epsilon, lower = total.epsilon(delta), total.epsilon_lower(delta)
         if _is_coarse(merged):
-            epsilon = min(epsilon, float(_other("rdp")[0](merged, relation=relation, delta=delta)))
+            epsilon = min(epsilon, _or_infinite(lambda: _other("rdp")[0](merged, relation=relation, delta=delta)))
     else:
         epsilon, lower = float(_other(accountant)[0](merged, relation=relation, delta=delta)), 0.0
     return Price(
@@ -97,12 +97,9 @@ def price(events: Iterable[AbstractEvent], *, relation: Relation, delta: float, 
 
 def delta_at(events: Iterable[AbstractEvent], *, relation: Relation, epsilon: float, accountant: str = "pld") -> float:
     """An upper bound of the delta that all events together cost at `epsilon`: what a ledger compares."""
-    merged, relation, epsilon = merge(events), Relation(relation), _require_epsilon(epsilon)
+    merged, relation, epsilon = merge(events), _require_relation(relation), _require_epsilon(epsilon)
     if accountant == "pld":
-        spent = _total(merged, relation).delta(epsilon)
-        if _is_coarse(merged):
-            spent = min(spent, delta_at(merged, relation=relation, epsilon=epsilon, accountant="rdp"))
-        return spent
+        return _pld_delta(merged, relation, epsilon)
     at, direct = _other(accountant)
     if direct is not None:
         return float(direct(merged, relation=relation, epsilon=epsilon))
@@ -119,8 +116,8 @@ def profile(events: Iterable[AbstractEvent], *, relation: Relation, epsilons: Se
     """Upper bounds of delta at every epsilon."""
     import numpy as np
 
-    total = _total(merge(events), Relation(relation))
-    return np.array([total.delta(_require_epsilon(float(epsilon))) for epsilon in epsilons])
+    merged, relation = merge(events), _require_relation(relation)
+    return np.array([_pld_delta(merged, relation, _require_epsilon(float(epsilon))) for epsilon in epsilons])
 
 
 def calibrate(
@@ -130,7 +127,8 @@ def calibrate(
     from silobayes.privacy.accounting.calibration import least_noise
 
     require_number("epsilon", epsilon, above=0.0, fix="Pass the budget.")
-    return least_noise(event_factory, relation=Relation(relation), epsilon=float(epsilon), delta=require_delta(delta))
+    relation, delta = _require_relation(relation), require_delta(delta)
+    return least_noise(event_factory, relation=relation, epsilon=float(epsilon), delta=delta)
 
 
 def require_delta(delta: object) -> float:
@@ -144,6 +142,10 @@ def require_delta(delta: object) -> float:
     return float(delta)  # type: ignore[arg-type]
 
 
+def _require_relation(relation: object) -> Relation:
+    return require_member("relation", relation, Relation, "Say which data sets are neighbours: the factor is up to 2.")
+
+
 def _require_epsilon(epsilon: object) -> float:
     usable = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and 0.0 <= epsilon < math.inf
     if not usable:
@@ -154,6 +156,21 @@ def _require_epsilon(epsilon: object) -> float:
 def _is_coarse(merged: tuple[AbstractEvent, ...]) -> bool:
     """Whether noise on a coarse grid is among the events: replacing it (grid.py) can cost more than RDP's slack."""
     return any(isinstance(item, AbstractGridEvent) and item.std <= 5000.0 * item.grid for item in merged)
+
+
+def _pld_delta(merged: tuple[AbstractEvent, ...], relation: Relation, epsilon: float) -> float:
+    spent = _total(merged, relation).delta(epsilon)
+    if not _is_coarse(merged):
+        return spent
+    return min(spent, _or_infinite(lambda: delta_at(merged, relation=relation, epsilon=epsilon, accountant="rdp")))
+
+
+def _or_infinite(bound: Callable[[], float]) -> float:
+    """A second opinion, which need not exist for every mix of events."""
+    try:
+        return float(bound())
+    except InvalidInput:
+        return math.inf
 
 
 def _other(accountant: str) -> tuple[Callable[..., float], Callable[..., float] | None]:
@@ -172,7 +189,7 @@ def compose(merged: Iterable[AbstractEvent], relation: Relation, *, max_bins: in
     return Total([(profiles.rule(item, relation), item.count) for item in merged], max_bins=max_bins)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _total(merged: tuple[AbstractEvent, ...], relation: Relation) -> "Total":
     return compose(merged, relation)
 

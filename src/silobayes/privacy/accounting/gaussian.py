@@ -80,7 +80,8 @@ def solve(
 ) -> tuple[float, float]:
     """Where `bound`, which falls, crosses `target` on epsilon >= 0: (above or 0, at or below), `tolerance` apart.
 
-    Both ends were evaluated, so each is on its own side whatever the shape of `bound`; (inf, inf) if it never crosses.
+    Both ends were evaluated, so each is on its own side whatever the shape of `bound`; the second is inf if it does
+    not cross before 1e7.
     """
     log_target = math.log(target)
 
@@ -88,11 +89,11 @@ def solve(
         value = bound(epsilon)
         return max(math.log(value) - log_target, -700.0) if value > 0.0 else -700.0
 
-    high = max(start, 1e-9)
+    high = min(max(start, 1e-9), 1e6)
     while not (g_high := height(high)) <= 0.0:
         high *= 1.5
         if high > 1e7:
-            return math.inf, math.inf
+            return high / 1.5, math.inf
     low = 0.9 * high
     while not (g_low := height(low)) > 0.0:
         if low == 0.0:

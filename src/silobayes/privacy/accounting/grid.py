@@ -3,8 +3,8 @@
 `std` and norms divided by `grid` are integer units: s, and vectors x - x' in Z^n with |x - x'| <= D. Three routes.
 
 **Small sensitivity, exact.** Both laws are symmetric and log-concave, so a coordinate's profile grows with its shift,
-and the worst vectors are the integer vectors with |v|^2 <= D^2 that cannot be enlarged. If these are few, the largest of
-their profiles is the profile, and sampling amplifies it as any other. Losses of a discrete Gaussian are multiples of
+and the worst vectors are the integer vectors with |v|^2 <= D^2 that cannot be enlarged. If these are few, the largest
+of their profiles is the profile, and sampling amplifies it as any other. Losses of a discrete Gaussian are multiples of
 1 / (2 s^2), which makes its composition exact.
 
 **Discrete Gaussian, otherwise: a continuous Gaussian in disguise.** Let `theta_r(y) = sum_z exp(-(z - y)^2 / 2r^2)`. By
@@ -19,17 +19,17 @@ factors) and composition (factors multiply). Only coordinates that differ betwee
 of one law in both. There are at most min(dimension, D^2) of them, because a non-zero integer has square >= 1.
 
 **Skellam, otherwise: a discrete Gaussian in disguise.** Let Lambda be the sum of `ln S(z) / G(z)` over the m
-coordinates of all runs. By Chernoff `S[Lambda > a]` and `G[Lambda < -a]` are at most beta for an a that the one-dimensional moments
-`sum G (S/G)^(1 + t)` and `sum G (S/G)^-t` give; noise beyond U s is charged to beta by its own Chernoff bound. (Moments
-also hold conditionally, so queries and the coordinates that differ may be chosen adaptively.)
+coordinates of all runs. By Chernoff `S[Lambda > a]` and `G[Lambda < -a]` are at most beta for an a that the
+one-dimensional moments `sum G (S/G)^(1 + t)` and `sum G (S/G)^-t` give; noise beyond U s is charged to beta by its own
+Chernoff bound. (Moments also hold conditionally, so queries and the coordinates that differ may be chosen adaptively.)
 
 **What closeness costs.** If `P <= e^a P~ + beta` and `Q~ <= e^b Q + beta'` on every set, then
 `P(E) - e^eps Q(E) <= e^a (P~(E) - e^(eps - a - b) Q~(E)) + beta + e^(eps - b) beta'`: pld.Total charges exactly this.
 Skellam noise is heavier in the tails, so a is the larger one and b, which meets the stricter beta', is tiny.
 
 `ln S/G` is computed from Debye's expansion of the Bessel function to its fourth term (relative error < 1e-9 where
-used); Skellam's part of a carries a margin of 1 % for that. What is lost against the exact price falls with the grid: in
-epsilon about 100 / s^2 for Skellam (one coordinate far out decides it), relative 1 / s^2 for the discrete Gaussian.
+used); Skellam's part of a carries a margin of 1 % for that. What is lost against the exact price falls with the grid:
+in epsilon about 100 / s^2 for Skellam (one coordinate far out decides it), relative 1 / s^2 for the discrete Gaussian.
 
 Guarantees:
     - small cases equal brute force over the laws themselves
@@ -137,8 +137,8 @@ class NoiseCloseness:
         smooth = m * self.kappa
         if self.skellam_std is None:
             return smooth, smooth
-        # Half steps downward: a smaller beta is a stricter bound, and repeated calls are free.
-        there, back = math.floor(2.0 * log_beta) / 2.0, math.floor(2.0 * log_beta_back) / 2.0
+        # Whole steps downward: a smaller beta is a stricter bound, and repeated calls are free.
+        there, back = float(math.floor(log_beta)), float(math.floor(log_beta_back))
         return (
             smooth + _MARGIN * skellam_log_factor(self.skellam_std, m, there, forward=True),
             smooth + _MARGIN * skellam_log_factor(self.skellam_std, m, back, forward=False),
@@ -150,18 +150,21 @@ def skellam_log_factor(std: float, m: int, log_beta: float, *, forward: bool) ->
     """Chernoff's a for m coordinates: Skellam <= e^a discrete Gaussian of the same variance; backward, the converse."""
     x = std**2
     edge = _edge(std, math.log(8.0 * m) - log_beta)
-    if 2.0 * edge * std <= 8000.0:
-        z = np.arange(math.ceil(-edge * std), math.floor(edge * std) + 1.0)
-    else:
-        z = np.linspace(-edge, edge, 4001) * std
-    weights = np.exp(-0.5 * (z / std) ** 2)
-    weights /= weights.sum()
+    # Both laws are even. Sums over a fine grid equal the integral to rounding (Poisson summation), so 1000 points do.
+    z = np.arange(math.floor(edge * std) + 1.0) if edge * std <= 1000.0 else np.linspace(0.0, edge, 1001) * std
+    log_weights = -0.5 * (z / std) ** 2
+    log_weights[0] -= math.log(2.0)
+    log_weights -= math.log(np.exp(log_weights).sum())
     variance = 1.0 / (24.0 * x * x)
     budget = math.log(2.0) - log_beta
-    orders = math.sqrt(2.0 * budget / (m * variance)) * np.geomspace(1e-5, 30.0, 80)
+    orders = math.sqrt(2.0 * budget / (m * variance)) * np.geomspace(1e-5, 10.0, 50)
     power = 1.0 + orders if forward else -orders
+    exponents = power[:, None] * skellam_log_ratio(z, x)
+    # Far out a weight may vanish while its factor overflows: there the two meet in the exponent. A moment that still
+    # overflows is infinite, never capped: a capped one would make its order look cheap.
+    near = np.expm1(np.minimum(exponents, 1.0)) * np.exp(log_weights)
     with np.errstate(over="ignore"):
-        excess = np.expm1(power[:, None] * skellam_log_ratio(z, x)) @ weights
+        excess = np.where(exponents > 1.0, np.exp(exponents + log_weights), near).sum(axis=1)
     # The second-order term is a floor: below it there is only rounding.
     log_moments = np.log1p(np.maximum(excess, 0.99 * orders * (orders + 1.0) / 2.0 * variance))
     return float(np.min((m * log_moments + budget) / orders))

@@ -47,6 +47,7 @@ WINDOW_TAIL = 1e-11
 _LADDER = np.exp2(np.arange(-16.0, 24.0))
 _RESOLUTION = 0.01
 _SHARE = 5e-5
+_FAR = 1e5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ def _one_sided(h: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 def reach(pair: Pair) -> float:
     """A loss that either law exceeds (finitely) with probability about `TAIL` at most."""
-    ladder = np.geomspace(1e-9, 1e5, 700)
+    ladder = np.geomspace(1e-9, _FAR, 700)
     top = ladder[0]
     for profile in (pair.forward, pair.backward):
         if profile is not None:
@@ -223,7 +224,10 @@ class Direction:
         bin_index = min(max(math.floor(epsilon / self.spacing) + 1 - window.low, 0), len(window.slow) - 1)
         over = window.low * self.spacing - epsilon
         log_chernoff = window.log_mgf - theta * epsilon
-        slow = math.exp(min(log_chernoff - theta * over, 700.0)) * float(window.slow[bin_index])
+        if log_chernoff - theta * over > 600.0:
+            # The sums below would have lost more than e^-100 by underflow: no statement in either direction.
+            return 0.0, math.inf
+        slow = math.exp(log_chernoff - theta * over) * float(window.slow[bin_index])
         fast = math.exp(min(log_chernoff - (theta + 1.0) * over, 700.0)) * float(window.fast[bin_index])
         return max(0.0, slow - fast), math.exp(min(log_chernoff + _log_peak(theta), 700.0)) * window.error
 
@@ -232,6 +236,8 @@ class Direction:
 
     def _tilt(self, epsilon: float) -> float:
         bounds = self._ladder_log_mgf + self._peaks - _LADDER * epsilon
+        # 16 standard deviations reach any delta that is priced; beyond, the sums over a window would underflow.
+        bounds[_LADDER * self.scale > 16.0] = math.inf
         # The smallest tilt within e^3 of the best: laws with rare large losses spread wide when tilted more.
         return float(_LADDER[int(np.argmax(bounds <= bounds.min() + 3.0))])
 
@@ -259,10 +265,10 @@ class Direction:
             one = _log_mgf(losses, part.probs, np.array([theta]))[0]
             with np.errstate(divide="ignore"):
                 tilted = np.exp(np.log(part.probs) + theta * losses - one)
-            product *= fft.rfft(_fold(tilted, size)) ** part.count
+            product *= np.asarray(fft.rfft(_fold(tilted, size))) ** part.count
             shift += part.low * part.count
             runs += part.count
-        cyclic = fft.irfft(product, size)
+        cyclic = np.asarray(fft.irfft(product, size))
         tilted = np.maximum(np.roll(cyclic, -((low - shift) % size)), 0.0)
         rounding = FFT_ERROR * math.log2(size + 1) * math.sqrt(size) * runs
         heights = np.arange(size) * self.spacing
@@ -271,7 +277,7 @@ class Direction:
 
     def _range(self, theta: float, log_mgf: float) -> tuple[int, int, float]:
         """Bins that hold the tilted law but for `WINDOW_TAIL` on each side, by Chernoff's inequality."""
-        steps = np.geomspace(0.3, 60.0, 40) / self.scale
+        steps = np.geomspace(1e-3, 60.0, 60) / self.scale
         here, log_tail = float(self._rough_log_mgf(np.array([theta]))[0]), -math.log(WINDOW_TAIL)
         ups = (self._rough_log_mgf(theta + steps) - here + log_tail) / steps
         downs = (here - self._rough_log_mgf(theta - steps) - log_tail) / steps
@@ -357,7 +363,7 @@ def _part(pair: Pair, count: int, top: float, spacing: float) -> _Part:
     losses = connect_dots(pair, grid)
     on_grid = pair.exact and pair.atom is not None and abs(pair.atom / spacing - round(pair.atom / spacing)) < 1e-9
     # Mass that left its cell (towards infinity, or up to the lowest bin): only the lower bound cares.
-    last = np.array([grid[-2], 1e5])
+    last = np.array([grid[-2], _FAR])
     ends = pair.forward(last), (pair.forward if pair.backward is None else pair.backward)(last)
     moved = sum(float(end[0] - end[1]) for end in ends) / -math.expm1(-spacing)
     return _Part(low=-bins, probs=losses.probs, infinite=losses.infinite, moved=moved, count=count, chord=not on_grid)
@@ -386,7 +392,7 @@ class Total:
         best, low, high = self._with_overflow(epsilon, value), 0.0, epsilon
         if self._overflow * math.exp(min(epsilon, 700.0)) < 1e-3 * value:
             return best
-        for _ in range(60):
+        for _ in range(32):
             third = (high - low) / 3.0
             left, right = (self._with_overflow(x, self._ideal(x)) for x in (low + third, high - third))
             low, high = (low, high - third) if left < right else (low + third, high)
@@ -403,7 +409,7 @@ class Total:
     def epsilon_lower(self, delta: float) -> float:
         """An epsilon that the lower rules certainly cost."""
         if self._lower.infinite > delta and self._lower.sure > delta * (1.0 + MARGIN):
-            return math.inf
+            return _FAR
         start = self._lower.rough_epsilon(delta) * (1.0 + 1e-3) + 1e-6
         return gaussian.solve(self._delta_lower, delta, start=start, tolerance=self._lower.tolerance)[0]
 
@@ -418,7 +424,9 @@ class Total:
         beta = _SHARE * max(value, 1e-20) if core.exceptional else 0.0
         log_beta = math.log(beta) if beta else -math.inf
         a, b = core.log_factors(log_beta, log_beta - epsilon)
-        return min(1.0, math.exp(min(a, 700.0)) * core.delta(epsilon - a - b) + 2.0 * beta)
+        if not a <= 600.0:
+            return 1.0
+        return min(1.0, math.exp(a) * core.delta(epsilon - a - b) + 2.0 * beta)
 
     def _delta_lower(self, epsilon: float) -> float:
         core = self._lower
@@ -438,7 +446,7 @@ class _Core:
     """Gaussians and pairs composed, without the corrections of `Total`."""
 
     def __init__(self, rules: Sequence[tuple[Rule, int]], *, max_bins: int) -> None:
-        self._mu = math.sqrt(math.fsum(count * one.mu**2 for one, count in rules))
+        self._mu = math.sqrt(math.fsum(count * one.mu * one.mu for one, count in rules))
         pairs = [(one.pair, count) for one, count in rules if one.pair is not None]
         if pairs and self._mu > 0.0:
             mu = self._mu
@@ -447,21 +455,22 @@ class _Core:
         # A single run needs no composition: its profile is the answer.
         self._single = pairs[0][0] if sum(count for _, count in pairs) == 1 else None
         self._ways = directions(pairs, max_bins=max_bins) if pairs and self._single is None else []
+        self._margin = gaussian.MARGIN if self._single is None else MARGIN
         self.tolerance = 1e-10 if self._ways else 1e-13
 
     @property
     def infinite(self) -> float:
         """Upper bound of the probability of an infinite loss."""
         if self._single is not None:
-            return self._run(1e5)
+            return self._run(_FAR)
         return max((way.infinite for way in self._ways), default=0.0)
 
     @property
     def sure(self) -> float:
         """Lower bound of the same."""
         if self._single is not None:
-            return self._run(1e5)
-        return max((way.delta_lower(1e5) for way in self._ways), default=0.0)
+            return self._run(_FAR)
+        return max((way.delta_lower(_FAR) for way in self._ways), default=0.0)
 
     @property
     def exceptional(self) -> bool:
@@ -476,12 +485,12 @@ class _Core:
         if epsilon < 0.0:
             return min(1.0, self.delta(0.0) - math.expm1(epsilon))
         if not self._ways:
-            return self._run(epsilon) * (1.0 + gaussian.MARGIN)
+            return min(1.0, self._run(epsilon) * (1.0 + self._margin))
         return max(way.delta(epsilon) for way in self._ways)
 
     def delta_lower(self, epsilon: float) -> float:
         if not self._ways:
-            return self._run(epsilon) * (1.0 - gaussian.MARGIN)
+            return self._run(epsilon) * (1.0 - self._margin)
         return max(way.delta_lower(epsilon) for way in self._ways)
 
     def rough_epsilon(self, delta: float) -> float:
@@ -495,6 +504,9 @@ class _Core:
         """The profile where nothing needs an FFT: one Gaussian, or one run of one pair."""
         point = np.array([epsilon])
         if self._single is None:
+            # Beyond, epsilon is millions and squares overflow.
+            if not self._mu <= 1e4:
+                return 1.0
             return float(gaussian.delta(self._mu, point)[0])
         profiles = (self._single.forward, self._single.backward)
         return max(float(profile(point)[0]) for profile in profiles if profile is not None)

@@ -11,14 +11,16 @@ Sampling. With rate w and the profiles of the unsampled mechanism:
   rates and eps: a slow test repeats it); it is not proved.
 - Poisson, substitute, other noise: advanced joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2), with the
   distance to the absent term and the distance of the two terms:
-  `delta(eps') <= w ((1-b) d_add_remove(eps) + b d_substitute(eps))`, `eps = ln(1 + (e^eps' - 1)/w)`, `b = e^(eps' - eps)`.
+  `delta(eps') <= w ((1-b) d_add_remove(eps) + b d_substitute(eps))`, `eps = ln(1 + (e^eps' - 1)/w)`,
+  `b = e^(eps' - eps)`.
 - Without replacement, substitute: `w d(ln(1 + (e^eps - 1)/w))`, symmetric (Zhu, Dong, Wang 2022, Proposition 30).
 - Without replacement, add_remove is refused: the size of a batch is a share of a number of rows that then differs.
 
 A rate of 1 is no sampling. `overflow` is charged where events are composed.
 
 Laplace noise is priced as if the whole L1 distance lay in one coordinate, which dominates: with losses bounded by
-a <= b in two coordinates, `E[(1 - e^((eps - L_a - b)/2))+] <= (1 - e^((eps - a - b)/2))+` because `L_a <= a`; merge pairwise.
+a <= b in two coordinates, `E[(1 - e^((eps - L_a - b)/2))+] <= (1 - e^((eps - a - b)/2))+` because `L_a <= a`;
+merge pairwise.
 
 Guarantees:
     - sampling never raises a price

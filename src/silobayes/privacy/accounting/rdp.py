@@ -252,7 +252,7 @@ def _laplace(item: LaplaceEvent, relation: Relation, orders: Floats) -> Curve:
 @rule.register
 def _randomised_response(item: RandomisedResponseEvent, relation: Relation, orders: Floats) -> Curve:
     keep, other = response_probabilities(item, relation)
-    return Curve(rdp=renyi.randomised_response(orders, keep, other, item.categories))
+    return Curve(rdp=renyi.randomised_response(orders, keep, other))
 
 
 @rule.register

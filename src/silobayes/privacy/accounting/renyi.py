@@ -60,7 +60,7 @@ def pure(orders: Floats, epsilon: float) -> Floats:
     return np.minimum(log_moment * (1.0 + _MARGIN) / (orders - 1.0), epsilon)
 
 
-def randomised_response(orders: Floats, keep: float, other: float, categories: int) -> Floats:
+def randomised_response(orders: Floats, keep: float, other: float) -> Floats:
     """k-ary response: the true answer has probability `keep`, each other one `other`; substitution swaps two."""
     epsilon = math.log(keep / other)
     share = keep + other  # the two answers that tell the neighbours apart; the rest cancels
