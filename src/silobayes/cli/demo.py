@@ -54,7 +54,8 @@ def demo(seed: int, out: Path | None, as_json: bool) -> None:
     console.print(table)
     console.print(
         f"Each silo spent epsilon {round_up(max(spent.epsilon for spent in result.spent))} of {EPSILON:g} "
-        f"at delta {DELTA:g} (unit: {UNIT.value}, relation: {RELATION.value}); the posterior is computed from the releases alone."
+        f"at delta {DELTA:g} (unit: {UNIT.value}, relation: {RELATION.value}); "
+        "the posterior is computed from the releases alone."
     )
     if out is not None:
         console.print(f"Ledgers: silobayes ledger show {out / 'silo-00.ledger'}")
