@@ -62,6 +62,8 @@ class AbstractEvent:
         require_count("count", self.count, at_least=1, fix="Leave out an event that did not happen.")
 
 
+EventT = TypeVar("EventT", bound=AbstractEvent)
+
 _REGISTRY: dict[str, type[AbstractEvent]] = {}
 Class = TypeVar("Class", bound=type[AbstractEvent])
 
@@ -271,6 +273,7 @@ __all__ = [
     "AbstractSumEvent",
     "ApproximateDPEvent",
     "DiscreteGaussianEvent",
+    "EventT",
     "GaussianEvent",
     "LaplaceEvent",
     "RandomisedResponseEvent",

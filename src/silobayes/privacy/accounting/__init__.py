@@ -26,7 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from silobayes.core.errors import InvalidInput, require_member, require_number
-from silobayes.privacy.events import AbstractEvent, AbstractGridEvent, canonical
+from silobayes.privacy.events import AbstractEvent, AbstractGridEvent, EventT, canonical
 from silobayes.privacy.relation import Relation
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def profile(events: Iterable[AbstractEvent], *, relation: Relation, epsilons: Se
     return np.array([_pld_delta(merged, relation, _require_epsilon(float(epsilon))) for epsilon in epsilons])
 
 
-def calibrate(
-    event_factory: Callable[[float], AbstractEvent], *, relation: Relation, epsilon: float, delta: float
-) -> AbstractEvent:
+def calibrate(event_factory: Callable[[float], EventT], *, relation: Relation, epsilon: float, delta: float) -> EventT:
     """The event with the least noise that costs at most (epsilon, delta); see calibration.py."""
     from silobayes.privacy.accounting.calibration import least_noise
 

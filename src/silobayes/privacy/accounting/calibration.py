@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy import accounting
-from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.events import AbstractEvent, EventT
 from silobayes.privacy.relation import Relation
 
 _COARSE_BINS = 2**12
@@ -25,8 +25,8 @@ _NONE = 700.0
 
 
 def least_noise(
-    event_factory: Callable[[float], AbstractEvent], *, relation: Relation, epsilon: float, delta: float
-) -> AbstractEvent:
+    event_factory: Callable[[float], EventT], *, relation: Relation, epsilon: float, delta: float
+) -> EventT:
     """The event with the smallest parameter whose price is at most (epsilon, delta), to 1e-6 relative.
 
     Args:
