@@ -156,7 +156,14 @@ def test_profile_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
 BAD_FILES = {
     "not JSON": ("{", ["file", "JSON"]),
     "empty": ("", ["file", "JSON"]),
-    "NaN": ('{"relation": "substitute", "events": [{"mechanism": "gaussian", "std": NaN}]}', ["NaN"]),
+    "NaN": (
+        '{"relation": "substitute", "events": [{"mechanism": "gaussian", "clip_norm": 1, "std": NaN}]}',
+        ["std", "nan"],
+    ),
+    "infinity": (
+        '{"relation": "substitute", "events": [{"mechanism": "laplace", "clip_norm": Infinity, "scale": 1}]}',
+        ["clip_norm", "inf"],
+    ),
     "-Infinity": ('{"relation": "substitute", "events": [{"std": -Infinity}]}', ["Infinity"]),
     "a number too large": (content(GAUSSIAN).replace("4.0", "1e999"), ["std", "inf"]),
     "a key twice": (content(GAUSSIAN).replace('"std"', '"clip_norm": 9.0, "std"'), ["clip_norm", "twice"]),

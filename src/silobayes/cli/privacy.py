@@ -132,10 +132,10 @@ def _read(file: Path) -> "tuple[Relation, list[Mapping[str, Any]]]":
 
 
 def _load(file: Path) -> object:
-    """The JSON value of FILE: strict, because a number read wrongly is a guarantee given wrongly."""
+    """The JSON value of FILE: strict, because a number read wrongly is a guarantee given wrongly.
 
-    def no_constant(name: str) -> object:
-        raise InvalidInput("file", "finite numbers", name, "NaN and Infinity are not JSON: write a number.")
+    NaN and Infinity are read, so that the check of the field they stand in can refuse them by its name.
+    """
 
     def no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
@@ -150,7 +150,7 @@ def _load(file: Path) -> object:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("file", "a readable UTF-8 file", str(file), f"It could not be read: {error}.") from error
     try:
-        return json.loads(text, parse_constant=no_constant, object_pairs_hook=no_repeats)
+        return json.loads(text, object_pairs_hook=no_repeats)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidInput("file", "valid JSON", str(file), f"It could not be parsed: {error}.") from error
 
