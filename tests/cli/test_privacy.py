@@ -164,7 +164,10 @@ BAD_FILES = {
         '{"relation": "substitute", "events": [{"mechanism": "laplace", "clip_norm": Infinity, "scale": 1}]}',
         ["clip_norm", "inf"],
     ),
-    "-Infinity": ('{"relation": "substitute", "events": [{"std": -Infinity}]}', ["Infinity"]),
+    "-Infinity": (
+        '{"relation": "substitute", "events": [{"mechanism": "gaussian", "clip_norm": 1, "std": -Infinity}]}',
+        ["std", "-inf"],
+    ),
     "a number too large": (content(GAUSSIAN).replace("4.0", "1e999"), ["std", "inf"]),
     "a key twice": (content(GAUSSIAN).replace('"std"', '"clip_norm": 9.0, "std"'), ["clip_norm", "twice"]),
     "a list": ("[]", ["file", "object"]),
