@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from silobayes.privacy.accounting import price
+from silobayes.privacy.batches import poisson_batches
 from silobayes.privacy.clipping import clip, general
 from silobayes.privacy.door import FreshDraws
 from silobayes.privacy.entropy import Entropy
@@ -71,17 +72,22 @@ def test_randomised_response_is_audited_to_90_percent(categories, gamma):
 @pytest.mark.parametrize("relation", list(Relation))
 @pytest.mark.parametrize("name", ["constant", "one round", "opposite", "heavy shard"])
 def test_sampled_sums_stay_below_the_claim_on_worst_case_streams(name, relation):
-    """Ten Poisson batches; the score is the log-likelihood ratio's leading term, the noisy total minus the crowd."""
-    num_steps, num_rows, std, runs = 10, 8, 1.0, 20_000
+    """Ten Poisson batches with the noise of compiled loops, both from the door's own samplers."""
+    num_steps, num_rows, std, runs = 10, 8, 1.0, RUNS // 10
     sampler = PoissonSampler(sample_rate=0.5, max_rows=num_rows)
     streams = worst_case_streams(num_steps, num_rows, relation)[name]
-    rng = np.random.default_rng(7)
 
     def scores(stream: np.ndarray) -> np.ndarray:
-        chosen = rng.random((runs, num_steps, num_rows)) < sampler.sample_rate
-        noisy = (chosen * stream).sum(axis=2) + std * rng.normal(size=(runs, num_steps))
-        return noisy.sum(axis=1)
+        draws = runs * num_steps
+        indices, offsets = poisson_batches(DRAWS.entropy, num_rows, sampler.sample_rate, draws)
+        draw_of = np.repeat(np.arange(draws), np.diff(offsets))
+        sums = np.bincount(draw_of, weights=stream[draw_of % num_steps, indices], minlength=draws)
+        noisy = sums + std * DRAWS.entropy.normal_float32(draws)
+        return noisy.reshape(runs, num_steps).sum(axis=1)
 
     event = GaussianEvent(clip_norm=1.0, std=std, sampling=sampler.sampling, count=num_steps)
     claimed = price([event], relation=relation, delta=DELTA).epsilon
-    assert not audit(scores(streams[0]), scores(streams[1]), delta=DELTA, alpha=ALPHA).epsilon > claimed
+    found = audit(scores(streams[0]), scores(streams[1]), delta=DELTA, alpha=ALPHA)
+    assert found.epsilon <= claimed
+    # It must see the canary (the crowd blurs it, and one step of ten is hard to see), or it could not fail.
+    assert (found.epsilon > 0.05 * claimed) or name == "one round"
