@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silobayes.cli.digits import round_down, round_up
 from silobayes.cli.main import main
+from silobayes.core.digits import round_down, round_up
 from silobayes.privacy import accounting
 from silobayes.privacy.events import GaussianEvent
 from silobayes.privacy.ledger import Budget, Ledger

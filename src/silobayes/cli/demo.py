@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from silobayes.cli.digits import round_up
+from silobayes.core.digits import round_up
 from silobayes.core.errors import InvalidInput
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from silobayes.cli.digits import round_down, round_up
+from silobayes.core.digits import round_down, round_up
 from silobayes.privacy.events import canonical, to_json
 from silobayes.privacy.ledger import Budget, Entry, Ledger, Spent
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from silobayes.cli.digits import round_down, round_up
+from silobayes.core.digits import round_down, round_up
 from silobayes.core.errors import InvalidInput, refuse_unknown_keys, require_count, require_member, require_number
 
 if TYPE_CHECKING:

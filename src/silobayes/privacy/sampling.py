@@ -4,6 +4,7 @@ A sampler works on *slots*: `max_rows` is a public number, a silo fills the firs
 stay empty. So nothing a sampler does depends on the rows or on how many there are.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,7 @@ from silobayes.core.errors import InvalidInput, require_count, require_number
 from silobayes.privacy.events import Sampling, Scheme
 
 # A padded batch is this unlikely to overflow in one draw; the price adds (1 + e^epsilon) times this per draw to delta.
-_OVERFLOW = 1e-12
+_OVERFLOW = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,14 +42,19 @@ class PoissonSampler:
 
     @property
     def capacity(self) -> int:
-        """The smallest padded size whose overflow probability is at most 1e-12."""
-        return min(self.max_rows, int(stats.binom.isf(_OVERFLOW, self.max_rows, self.sample_rate)) + 1)
+        """The smallest padded size whose overflow probability is at most 1e-20."""
+        # By bisection on the tail itself: SciPy's inverse gives up long before 1e-20.
+        fits = range(self.max_rows + 1)
+        return bisect_left(fits, True, key=lambda size: self._tail(size) <= _OVERFLOW)
+
+    def _tail(self, size: int) -> float:
+        return float(stats.binom.sf(size, self.max_rows, self.sample_rate))
 
     @property
     def sampling(self) -> Sampling:
         """The law of one draw."""
-        overflow = float(stats.binom.sf(self.capacity, self.max_rows, self.sample_rate))
-        return Sampling(scheme=Scheme.POISSON, rate=self.sample_rate, overflow=overflow * (1.0 + 1e-6))
+        overflow = self._tail(self.capacity) * (1.0 + 1e-6)
+        return Sampling(scheme=Scheme.POISSON, rate=self.sample_rate, overflow=overflow)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,3 +69,16 @@ def test_a_bad_epsilon_is_refused(epsilon):
         accounting.calibrate(
             lambda v: GaussianEvent(clip_norm=1.0, std=v), relation=ADD_REMOVE, epsilon=epsilon, delta=1e-5
         )
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 20.0, 200.0, 1000.0])
+def test_a_large_budget_is_kept_in_spite_of_cut_batches(epsilon):
+    """The charge for cut batches grows with e^epsilon, so a smaller epsilon is the better bound for a large budget."""
+    sampling = Sampling(scheme=Scheme.POISSON, rate=0.3, overflow=1e-12)
+    event = accounting.calibrate(
+        lambda std: GaussianEvent(clip_norm=1.0, std=std, sampling=sampling, count=100),
+        relation=Relation.SUBSTITUTE,
+        epsilon=epsilon,
+        delta=1e-5,
+    )
+    assert accounting.price([event], relation=Relation.SUBSTITUTE, delta=1e-5).epsilon <= epsilon

@@ -389,7 +389,8 @@ class Total:
         value = self._ideal(epsilon)
         if self._overflow == 0.0:
             return value
-        best, low, high = self._with_overflow(epsilon, value), 0.0, epsilon
+        # Beyond -ln p the charge for cut batches is 1, a plateau on which a search would lose its way.
+        best, low, high = self._with_overflow(epsilon, value), 0.0, min(epsilon, -math.log(self._overflow))
         if self._overflow * math.exp(min(epsilon, 700.0)) < 1e-3 * value:
             return best
         for _ in range(32):
