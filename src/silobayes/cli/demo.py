@@ -1,61 +1,61 @@
-"""`silobayes demo`: the main job on simulated silos, offline."""
+"""`silobayes demo`: the main job on simulated ICUs, offline."""
 
 import json
-import tempfile
 from pathlib import Path
 
 import click
 
-from silobayes.core.digits import round_up
 from silobayes.core.errors import InvalidInput
 
 
 @click.command()
-@click.option("--seed", default=0, show_default=True, help="Seed of the simulated rows (never of the noise).")
-@click.option("--out", type=click.Path(path_type=Path), help="Keep the silos' ledgers in this new directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def demo(seed: int, out: Path | None, as_json: bool) -> None:
-    """One posterior from ten simulated silos by private linear regression, with its price."""
+@click.option("--seed", default=0, show_default=True, help="Seed of the simulated patients (never of the noise).")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("silobayes-demo"),
+    show_default=True,
+    help="A new directory for the run: ledgers, posterior, certificate, report.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
+def demo(seed: int, out: Path, as_json: bool) -> None:
+    """Mortality in ten simulated ICUs: one private posterior, its price, and a report to look at."""
     from rich.console import Console
     from rich.table import Table
 
-    from silobayes.demo import DELTA, EPSILON, RELATION, UNIT, run
+    from silobayes.cli.running import progress_bar
+    from silobayes.demo import simulate
 
+    if out.exists():
+        raise InvalidInput("--out", "a directory that does not exist yet", str(out), "Name a new one, or remove it.")
     console = Console(stderr=as_json)
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = out or Path(scratch)
-        if out is not None and out.exists():
-            raise InvalidInput("--out", "a directory that does not exist yet", str(out), "Name a new one.")
-        directory.mkdir(parents=True, exist_ok=True)
-        result = run(
-            directory,
-            seed,
-            lambda silo: console.print(
-                f"silo {silo.number:2d}: {silo.rows:5d} rows, "
-                f"epsilon {round_up(silo.spent.epsilon)} of {EPSILON:g} spent"
-            ),
-        )
+    with progress_bar(Console(stderr=True)) as show:
+        result = simulate(out, seed, show, console.print)
+    privacy = result.private.provenance
     if as_json:
-        click.echo(json.dumps(result.to_json()))
+        answer = {
+            "metrics": result.metrics,
+            "privacy": {key: privacy[key] for key in ("epsilon", "delta", "relation", "unit", "silos")},
+            "report": str(result.report),
+        }
+        click.echo(json.dumps(answer, allow_nan=False))
         return
-    table = Table(title="Posterior of the coefficients (mean ± sd)")
-    for heading in ("coefficient", "truth", "private", "noise ignored", "not private", "variance due to privacy"):
+    table = Table(title="Coefficients (mean ± sd)", title_justify="left")
+    for heading in ("coefficient", "truth", "private", "not private"):
         table.add_column(heading, justify="left" if heading == "coefficient" else "right")
-    for k, name in enumerate(result.study.names):
-        table.add_row(
-            name,
-            f"{result.study.coefficients[k]:.2f}",
-            *(
-                f"{posterior.mean[k]:.3f} ± {posterior.stddev[k]:.3f}"
-                for posterior in (result.private, result.naive, result.not_private)
-            ),
-            f"{100 * result.private.privacy_share[k]:.0f} %",
-        )
+    private, exact = result.private.summary(), result.not_private.summary()
+    for name in private.index:
+        cells = (f"{summary.loc[name, 'mean']:.2f} ± {summary.loc[name, 'sd']:.2f}" for summary in (private, exact))
+        table.add_row(str(name), f"{result.truth[str(name)]:.2f}", *cells)
+    console.print(table)
+    table = Table(title="Held-out patients", title_justify="left")
+    for heading in ("posterior", "log-likelihood", "accuracy", "AUC"):
+        table.add_column(heading, justify="left" if heading == "posterior" else "right")
+    for name, metrics in result.metrics.items():
+        table.add_row(name, *(f"{metrics[key]:.3f}" for key in ("log_likelihood", "accuracy", "auc")))
     console.print(table)
     console.print(
-        f"Each silo spent epsilon {round_up(max(spent.epsilon for spent in result.spent))} of {EPSILON:g} "
-        f"at delta {DELTA:g} (unit: {UNIT.value}, relation: {RELATION.value}); "
-        "the posterior is computed from the releases alone."
+        "The private standard deviations do not include the privacy noise yet: read them as lower bounds.",
+        highlight=False,
     )
-    if out is not None:
-        console.print(f"Ledgers: silobayes ledger show {out / 'silo-00.ledger'}")
+    console.print(f"Report: {result.report}\nCheck its price from the ledgers alone: silobayes verify {out}")

@@ -20,8 +20,15 @@ class _Entry:
 
 COMMANDS = {
     "demo": _Entry(module="silobayes.cli.demo", summary="The main job on simulated silos, offline."),
+    "explain": _Entry(module="silobayes.cli.explain", summary="A study in plain words for a data-protection officer."),
+    "init": _Entry(module="silobayes.cli.init", summary="A commented study file to start from."),
     "ledger": _Entry(module="silobayes.cli.ledger", summary="Look into the privacy ledger of a data set."),
+    "plan": _Entry(module="silobayes.cli.plan", summary="Noise, rounds and widths before any row is read."),
     "privacy": _Entry(module="silobayes.cli.privacy", summary="The accountant as a calculator."),
+    "report": _Entry(module="silobayes.cli.report", summary="One self-contained HTML file of a finished run."),
+    "resume": _Entry(module="silobayes.cli.resume", summary="Go on with a run; nothing is charged again."),
+    "run": _Entry(module="silobayes.cli.run", summary="One posterior from the silos of a study."),
+    "verify": _Entry(module="silobayes.cli.verify", summary="Recompute the price of a run from its ledgers."),
 }
 """Name -> module that defines a click command of that name, and the line shown by --help."""
 

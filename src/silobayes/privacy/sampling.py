@@ -6,6 +6,7 @@ stay empty. So nothing a sampler does depends on the rows or on how many there a
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from scipy import stats
@@ -40,7 +41,7 @@ class PoissonSampler:
         require_number("sample_rate", self.sample_rate, above=0.0, at_most=1.0, fix="Pass batch size / rows.")
         require_count("max_rows", self.max_rows, at_least=1, fix="Pass the public bound on the rows of a silo.")
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """The smallest padded size whose overflow probability is at most 1e-20."""
         # By bisection on the tail itself: SciPy's inverse gives up long before 1e-20.
@@ -50,7 +51,7 @@ class PoissonSampler:
     def _tail(self, size: int) -> float:
         return float(stats.binom.sf(size, self.max_rows, self.sample_rate))
 
-    @property
+    @cached_property
     def sampling(self) -> Sampling:
         """The law of one draw."""
         overflow = self._tail(self.capacity) * (1.0 + 1e-6)

@@ -1,0 +1,32 @@
+"""`silobayes init DIR`: a commented study file to start from."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from silobayes.core.errors import InvalidInput
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def init(directory: Path, as_json: bool) -> None:
+    """Write a commented study.toml into DIR; a file that is already there is never touched."""
+    template = resources.files("silobayes").joinpath("study_template.toml").read_text(encoding="utf-8")
+    path = directory / "study.toml"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template)
+    except FileExistsError:
+        taken = path if path.exists() else directory
+        raise InvalidInput("DIR", "a place for a new study.toml", str(taken), "Choose another directory.") from None
+    except OSError as error:
+        fix = "Choose another directory."
+        raise InvalidInput("DIR", "a directory that can be written", f"{directory} ({error.strerror})", fix) from None
+    if as_json:
+        click.echo(json.dumps({"study": str(path)}))
+    else:
+        click.echo(f"Wrote {path}. Edit it, then: silobayes plan {path}")

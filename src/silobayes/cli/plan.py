@@ -1,0 +1,86 @@
+"""`silobayes plan study.toml`: noise, rounds, expected widths and what leaves a site, before any row is read."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from silobayes.core.digits import round_up
+from silobayes.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from silobayes.report.planning import Plan
+
+_MAX_LINES = 20
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option(
+    "--rows",
+    help="Training rows of all silos together, or N,N,... for each; by default the tables are counted, not read.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(study: Path, rows: str | None, as_json: bool) -> None:
+    """Work out STUDY before any row is read; charges nothing."""
+    from silobayes.report import planning
+    from silobayes.study import Study
+
+    meant = Study.from_toml(study)
+    numbers = [] if rows is None else _numbers(rows)
+    if rows is None:
+        numbers = planning.counted_rows(meant, study.parent)
+    elif len(numbers) == 1:
+        numbers = planning.silo_rows(meant, numbers[0])
+    made = planning.plan(meant, numbers)
+    if as_json:
+        click.echo(json.dumps(made.to_json(), allow_nan=False))
+    else:
+        _print(made)
+
+
+def _numbers(rows: str) -> list[int]:
+    parts = [part.strip() for part in rows.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InvalidInput("--rows", "a whole number, or one for each silo: N,N,...", rows, "E.g. --rows 20000.")
+    return [int(part) for part in parts]
+
+
+def _print(made: "Plan") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, answer = Console(), made.to_json()
+    table = Table(title="Settings", title_justify="left", show_header=False)
+    for key, value in answer["settings"].items():
+        table.add_row(key, str(value))
+    table.add_row("messages", str(made.num_messages))
+    console.print(table)
+    table = Table(title="Silos", title_justify="left")
+    for heading in ("silo", "rows", "releases", "noise std", "clip norm", "epsilon"):
+        table.add_column(heading, justify="left" if heading == "silo" else "right")
+    for silo, row in list(zip(made.silos, answer["silos"], strict=True))[:_MAX_LINES]:
+        event = row["event"] or {}
+        table.add_row(
+            Text(silo.name),
+            str(silo.rows),
+            str(event.get("count", 1) if event else "exact"),
+            f"{event['std']:.4g}" if "std" in event else "-",
+            f"{event['clip_norm']:.4g}" if "clip_norm" in event else "-",
+            "-" if silo.epsilon is None else round_up(silo.epsilon),
+        )
+    console.print(table)
+    if len(made.silos) > _MAX_LINES:
+        console.print(f"... and {len(made.silos) - _MAX_LINES} more silos")
+    if made.widths is not None:
+        table = Table(title="Expected sd of the coefficients, roughly", title_justify="left")
+        for heading in ("coefficient", "private", "not private"):
+            table.add_column(heading, justify="left" if heading == "coefficient" else "right")
+        for width in made.widths[:_MAX_LINES]:
+            table.add_row(Text(width.name), f"{width.private:.2g}", f"{width.not_private:.2g}")
+        console.print(table)
+        if len(made.widths) > _MAX_LINES:
+            console.print(f"... and {len(made.widths) - _MAX_LINES} more coefficients")
+    console.print(Text(f"Each site sends {answer['leaves_a_site']}"))

@@ -1,0 +1,140 @@
+"""What `run` and `resume` share: read the silos, show progress, end with a table or one JSON object."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from silobayes.core.digits import round_down, round_up
+from silobayes.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from silobayes.engines.local import Inputs, Progress
+    from silobayes.posterior import Posterior
+    from silobayes.study import Study
+
+_MAX_LINES = 20
+_INTERRUPTED = 130
+
+ledger_option = click.option(
+    "--ledger", "ledgers", multiple=True, metavar="SILO=PATH",
+    help="A silo's own ledger, whose budget spans studies; by default each silo gets a new one in the run directory.",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
+
+
+def read_inputs(study: "Study", folder: Path, ledgers: tuple[str, ...]) -> "Inputs":
+    """The study's tables under `folder`, encoded and checked; nothing is charged."""
+    from silobayes.engines import fitting
+    from silobayes.study import load_silos
+
+    silos, test, _ = load_silos(study, folder)
+    inputs = fitting.read_inputs(study, silos, model=None, ledgers=_ledgers(ledgers))
+    return dataclasses.replace(inputs, test=test)
+
+
+def execute(
+    start: "Callable[[Inputs, Path, Callable[[Progress], None]], Posterior]",
+    inputs: "Inputs",
+    out: Path,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Start or go on with the run in `out`, then print how it ended."""
+    from rich.console import Console
+
+    from silobayes.report.results import result
+    from silobayes.report.run_files import read_run
+    from silobayes.runs.directory import RUN
+
+    console = Console(stderr=True)
+    try:
+        with progress_bar(console) as show:
+            posterior = start(inputs, out, show)
+    except KeyboardInterrupt:
+        started = (out / RUN).exists()
+        go_on = f"finished steps are kept. Go on: {_resume_command(out, folder)}" if started else "nothing was charged."
+        click.echo(f"Stopped; {go_on}", err=True)
+        sys.exit(_INTERRUPTED)
+    ended = result(read_run(out))
+    if as_json:
+        click.echo(json.dumps(ended, allow_nan=False))
+    else:
+        _print(Console(), ended, posterior, out)
+
+
+@contextmanager
+def progress_bar(console: "Console") -> "Iterator[Callable[[Progress], None]]":
+    """A bar of steps; the price of the whole run is paid before the first step, so it is shown once."""
+    from rich.progress import Progress as Bar
+
+    with Bar(console=console, transient=True) as bar:
+        task = bar.add_task("steps", total=None)
+        shown = False
+
+        def show(progress: "Progress") -> None:
+            nonlocal shown
+            if not shown:
+                shown = True
+                for line in _prices(progress):
+                    console.print(line, highlight=False)
+            bar.update(task, total=progress.num_steps, completed=progress.step)
+
+        yield show
+
+
+def _prices(progress: "Progress") -> list[str]:
+    lines = [
+        f"{name}: epsilon {round_up(spent)} spent, {round_down(progress.epsilons_left[name])} left"
+        for name, spent in progress.epsilons.items()
+    ]
+    hidden = len(lines) - _MAX_LINES
+    return lines if hidden <= 0 else [*lines[:_MAX_LINES], f"... and {hidden} more silos"]
+
+
+def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", out: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    summary = posterior.summary()
+    table = Table(title="Posterior", title_justify="left")
+    for heading in ("parameter", "mean", "sd", "95 % interval"):
+        table.add_column(heading, justify="left" if heading == "parameter" else "right")
+    for name, row in summary.head(_MAX_LINES).iterrows():
+        interval = f"{row['lower']:.3f} to {row['upper']:.3f}"
+        table.add_row(Text(str(name)), f"{row['mean']:.3f}", f"{row['sd']:.3f}", interval)
+    console.print(table)
+    if len(summary) > _MAX_LINES:
+        console.print(f"... and {len(summary) - _MAX_LINES} more parameters")
+    for key, value in ended["metrics"].items():
+        console.print(f"{key.replace('_', ' ')}: {value:.4f}", highlight=False)
+    privacy = ended["privacy"]
+    if privacy["is_private"]:
+        console.print(
+            f"Each silo spent at most epsilon {round_up(privacy['epsilon'])} at delta {privacy['delta']:g} "
+            f"(unit: {privacy['unit']}, relation: {privacy['relation']}). "
+            "The standard deviations do not include the privacy noise yet: read them as lower bounds.",
+            highlight=False,
+        )
+    else:
+        console.print(Text(str(privacy["stamp"]), style="bold red"))
+    console.print(Text(f"Next: silobayes report {out}; silobayes verify {out}"))
+
+
+def _resume_command(out: Path, folder: Path) -> str:
+    return f"silobayes resume {out}" + ("" if out.parent == folder else f" --data {folder}")
+
+
+def _ledgers(given: tuple[str, ...]) -> dict[str, Path]:
+    pairs = [item.partition("=") for item in given]
+    for (name, equals, path), item in zip(pairs, given, strict=True):
+        if not (name and equals and path):
+            raise InvalidInput("--ledger", "SILO=PATH", item, "Name the silo and the file of its ledger.")
+    return {name: Path(path) for name, _, path in pairs}

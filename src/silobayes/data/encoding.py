@@ -1,0 +1,274 @@
+"""Public encoding: columns of a table -> rows of numbers, by declared ranges, categories and classes only.
+
+Numeric column with range [low, high] -> its distance from a public typical value (by default the middle of the range)
+in units of the farther end, in [-1, 1]; column with listed categories -> one-hot (one feature per category); a column
+of ones named "intercept" comes last if asked for. Centring matters: features far from zero are nearly collinear with
+the intercept, and a mean-field posterior then needs many more rounds. Nothing is learned from rows (PITFALLS:
+standardising, vocabularies and bounds from rows), so neighbouring tables are encoded alike.
+
+Rules, cited by number in errors because the cells themselves may not be:
+    1. the table has the columns that the study names, and no others
+    2. the table has rows
+    3. a number is finite
+    4. a number is within its bounds (outside = "refuse"; with "clip" it is moved to the nearer bound, silently,
+       because how many were moved is a fact about rows)
+    5. a category is a listed one
+    6. the target is a listed class, or a number
+    7. a count is a whole number
+    8. each row names its person
+
+Guarantees:
+    Features lie in [-1, 1], so a row's norm is at most `max_row_norm`.
+    A clipped or accepted target lies within its bounds.
+    A row's encoding does not depend on the other rows.
+    No error text quotes a cell or a header.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+from silobayes.core.errors import InvalidInput
+
+INTERCEPT = "intercept"
+Category = str | int | float
+
+
+class Outside(StrEnum):
+    """What happens to a number outside its declared bounds."""
+
+    REFUSE = "refuse"
+    CLIP = "clip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numeric:
+    """A column of numbers with its public range and typical value, which becomes zero."""
+
+    name: str
+    low: float
+    high: float
+    typical: float
+
+    @property
+    def reach(self) -> float:
+        """From the typical value to the farther end of the range, which becomes 1 or -1."""
+        return max(self.high - self.typical, self.typical - self.low)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """One feature of the column's name."""
+        return (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical:
+    """A column of categories, listed as texts or as numbers."""
+
+    name: str
+    categories: tuple[Category, ...]
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """One feature per category, in the order listed."""
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassTarget:
+    """A target with listed classes; labels are their positions."""
+
+    name: str
+    classes: tuple[Category, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealTarget:
+    """A real target with its public range; it keeps its own scale."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountTarget:
+    """A target of whole numbers with its public range."""
+
+    name: str
+    low: float
+    high: float
+
+
+Column = Numeric | Categorical
+Target = ClassTarget | RealTarget | CountTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How a table becomes numbers.
+
+    Attributes:
+        columns: The features, in order.
+        target: What is explained; None for models of the features alone (`y` is then zero).
+        person: The column that says whose row it is, if the unit of privacy is a person.
+        unused: Columns that the table may hold and that are not read here.
+        outside: What happens to a number outside its bounds.
+        intercept: Whether a column of ones is appended.
+    """
+
+    columns: tuple[Column, ...]
+    target: Target | None
+    person: str | None
+    unused: tuple[str, ...]
+    outside: Outside
+    intercept: bool
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The name of each column of `x`."""
+        names = tuple(name for column in self.columns for name in column.feature_names)
+        return (*names, INTERCEPT) if self.intercept else names
+
+    @property
+    def max_row_norm(self) -> float:
+        """Public bound of a row's L2 norm: each column and the intercept contribute at most 1 to its square."""
+        return math.sqrt(len(self.columns) + self.intercept)
+
+    def encode(self, frame: pd.DataFrame, silo: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """(x, y, persons) of the table of `silo`; persons are numbered within it."""
+        named = [self.target.name] if self.target else []
+        self._check_columns(frame, silo, [*named, *([self.person] if self.person else [])])
+        x = self._features(frame, silo)
+        y = (
+            np.zeros(len(frame), np.float32)
+            if self.target is None
+            else self._target(cells_of(frame, self.target.name), silo)
+        )
+        return x, y, None if self.person is None else _persons(cells_of(frame, self.person), silo)
+
+    def encode_features(self, frame: pd.DataFrame) -> np.ndarray:
+        """`x` of new rows, for predictions; the target may be there and is not read."""
+        self._check_columns(frame, "new rows", [])
+        return self._features(frame, "new rows")
+
+    def _check_columns(self, frame: pd.DataFrame, silo: str, others: list[str]) -> None:
+        needed = [column.name for column in self.columns] + others
+        missing = [name for name in needed if name not in frame.columns]
+        if missing:
+            key = "data.target" if self.target and missing[0] == self.target.name else "data.features"
+            fix = "Correct the name in the study, or the table."
+            raise InvalidInput(key, f"column {missing[0]!r} in {silo} (rule 1)", "a table without it", fix)
+        possible = {*needed, *self.unused, self.person, self.target.name if self.target else None}
+        extra = sum(name not in possible for name in frame.columns)
+        if extra or not frame.columns.is_unique:
+            # Not by name: the "header" of a file that has none is a row.
+            got = f"{extra} more columns" if extra else "a column twice"
+            fix = "Name those that are not to be used in data.ignore, and check that the file has a header."
+            raise InvalidInput("data.features", f"only columns named in the study in {silo} (rule 1)", got, fix)
+        if len(frame) == 0:
+            raise InvalidInput("data", f"rows in {silo} (rule 2)", "an empty table", "Add rows or remove the silo.")
+
+    def _features(self, frame: pd.DataFrame, silo: str) -> np.ndarray:
+        x = np.zeros((len(frame), len(self.feature_names)), np.float32)
+        if self.intercept:
+            x[:, -1] = 1.0
+        first = 0
+        for column in self.columns:
+            key = f"data.bounds.{column.name}"
+            if isinstance(column, Numeric):
+                values = self._numbers(cells_of(frame, column.name), key, column.low, column.high, silo)
+                x[:, first] = (values - column.typical) / column.reach
+                first += 1
+            else:
+                codes = codes_of(cells_of(frame, column.name), column.categories)
+                if np.any(codes < 0):
+                    raise _refusal(key, "listed categories", column.name, silo, 5, "List the category.")
+                x[np.arange(len(frame)), first + codes] = 1.0
+                first += len(column.categories)
+        return x
+
+    def _target(self, cells: pd.Series, silo: str) -> np.ndarray:
+        target, key = self.target, "data.target"
+        if isinstance(target, ClassTarget):
+            codes = codes_of(cells, target.classes)
+            if np.any(codes < 0):
+                raise _refusal(key, "listed classes", target.name, silo, 6, "List the class in data.classes.")
+            return codes.astype(np.int32)
+        assert target is not None
+        values = self._numbers(cells, key, target.low, target.high, silo, not_finite=6)
+        if isinstance(target, CountTarget) and np.any(values != np.rint(values)):
+            raise _refusal(key, "whole numbers", target.name, silo, 7, "Correct the cells.")
+        # float32 may round past a bound that someone promised; the nearest float32 inside the range does not.
+        return np.clip(values.astype(np.float32), _inside(target.low, target.high), _inside(target.high, target.low))
+
+    def _numbers(
+        self, cells: pd.Series, key: str, low: float, high: float, silo: str, *, not_finite: int = 3
+    ) -> np.ndarray:
+        values = _as_float(cells)
+        if not np.isfinite(values).all():
+            fix = "Fill, correct or drop them beforehand."
+            raise _refusal(key, "finite numbers", str(cells.name), silo, not_finite, fix)
+        if self.outside is Outside.REFUSE and not np.all((low <= values) & (values <= high)):
+            fix = 'Widen the bounds, or set data.outside = "clip".'
+            raise _refusal(key, f"numbers in [{low:g}, {high:g}]", str(cells.name), silo, 4, fix)
+        return np.clip(values, low, high)
+
+
+def _refusal(key: str, expected: str, column: str, silo: str, rule: int, fix: str) -> InvalidInput:
+    return InvalidInput(key, f"{expected} in column {column!r} of {silo} (rule {rule})", "another cell", fix)
+
+
+def _as_float(cells: pd.Series) -> np.ndarray:
+    """float64 with NaN for whatever is not a number; dates and durations are not numbers."""
+    if cells.dtype.kind in "cmM":
+        return np.full(len(cells), np.nan)
+    if cells.dtype.kind not in "fiub":
+        try:
+            cells = pd.Series(pd.to_numeric(cells.astype(object), errors="coerce"))
+        except TypeError:  # cells that are lists or tables; its text quotes them
+            return np.full(len(cells), np.nan)
+    return cells.to_numpy(np.float64, na_value=np.nan)
+
+
+def cells_of(frame: pd.DataFrame, name: str) -> pd.Series:
+    """One column of a frame whose column names differ."""
+    cells = frame[name]
+    assert isinstance(cells, pd.Series)
+    return cells
+
+
+def codes_of(cells: pd.Series, categories: Sequence[Category]) -> np.ndarray:
+    """The position of each cell in the list, -1 for a cell that is not listed.
+
+    Listed numbers are compared as numbers. Listed texts are compared with texts, with whole numbers as they are
+    written in decimal, and with truth values as "true" and "false".
+    """
+    if not isinstance(categories[0], str):
+        return pd.Index(np.array(categories, np.float64)).get_indexer(pd.Index(_as_float(cells)))
+    if cells.dtype.kind == "b":
+        cells = cells.map({True: "true", False: "false"})
+    elif cells.dtype.kind in "iu":
+        cells = cells.astype(str)
+    try:
+        return pd.Index(np.array(categories, object)).get_indexer(pd.Index(cells.to_numpy(object)))
+    except TypeError:  # cells that are lists or tables; its text quotes them
+        return np.full(len(cells), -1)
+
+
+def _persons(cells: pd.Series, silo: str) -> np.ndarray:
+    codes, _ = pd.factorize(cells)
+    if np.any(codes < 0) or np.any(cells.to_numpy(object) == ""):
+        raise _refusal("data.unit", "a person for each row", str(cells.name), silo, 8, "Fill or drop those rows.")
+    return codes.astype(np.int32)
+
+
+def _inside(bound: float, towards: float) -> np.float32:
+    """The float32 nearest to `bound` that does not lie beyond it, as seen from `towards`."""
+    rounded = np.float32(bound)
+    beyond = float(rounded) < bound if towards > bound else float(rounded) > bound
+    return np.nextafter(rounded, np.float32(towards)) if beyond else rounded

@@ -1,0 +1,1 @@
+"""Where things run: in one process, or across machines."""

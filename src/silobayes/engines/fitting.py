@@ -1,0 +1,107 @@
+"""`silobayes.fit`: from a study to a posterior in one call."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.silo import Silo
+from silobayes.engines.local import Inputs, Progress, resume, run
+from silobayes.models import MODELS, build
+from silobayes.models.base import AbstractModel
+from silobayes.posterior import Posterior
+from silobayes.study import ModelKind, Study, encode_silos, load_silos
+
+Silos = Sequence[Silo] | Mapping[str, pd.DataFrame]
+Place = str | os.PathLike[str]
+
+
+def fit(
+    study: Study | Place,
+    silos: Silos | None = None,
+    *,
+    out: Place | None = None,
+    model: AbstractModel | None = None,
+    ledgers: Mapping[str, Path] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    noise_seed: int | None = None,
+) -> Posterior:
+    """Run a study on this machine; if `out` holds an unfinished run of the same study, go on with it.
+
+    Args:
+        study: A `Study` or the path of a study file.
+        silos: Encoded silos, or silo name -> table; by default the tables that the study names, relative to its file.
+        out: The run directory: ledgers, trace, posterior, certificate. A budget needs a place that stays, so the
+            default is a new directory under `silobayes-runs` here.
+        model: Instead of the one that the study describes (a NumPyro model, say).
+        ledgers: Silo name -> ledger of the site's own; other silos get a new one in `out`.
+        progress: Called after every step.
+        noise_seed: For tests: noise that can be repeated protects nobody and is stamped NOT PRIVATE.
+    """
+    inputs = read_inputs(study, silos, model=model, ledgers=ledgers, noise_seed=noise_seed)
+    directory = _new_place(inputs.study.study.name) if out is None else Path(out)
+    start = resume if (directory / "run.json").exists() else run
+    return start(inputs, directory, progress)
+
+
+def _new_place(name: str) -> Path:
+    words = "".join(letter if letter.isalnum() else "-" for letter in name)[:60]
+    return Path("silobayes-runs") / f"{words}-{secrets.token_hex(4)}"
+
+
+def read_inputs(
+    study: Study | Place,
+    silos: Silos | None,
+    *,
+    model: AbstractModel | None,
+    ledgers: Mapping[str, Path] | None = None,
+    noise_seed: int | None = None,
+) -> Inputs:
+    """Read and check everything; nothing is charged."""
+    base_dir = Path() if isinstance(study, Study) else Path(study).parent
+    study = study if isinstance(study, Study) else Study.from_toml(Path(study))
+    if silos is None:
+        listed, test, encoding = load_silos(study, base_dir)
+    elif isinstance(silos, Mapping):
+        listed, test, encoding = encode_silos(study, silos, base_dir)
+    else:
+        listed, test, encoding = list(silos), None, study.encoding
+    features = encoding.feature_names
+    if not listed or any(silo.num_features != len(features) for silo in listed):
+        fix = "Encode all silos by study.encoding."
+        raise InvalidInput("silos", f"silos of {len(features)} features", [s.num_features for s in listed], fix)
+    model = build_model(study, len(features)) if model is None else model
+    return Inputs(
+        study=study,
+        model=model,
+        silos=listed,
+        test=test,
+        names=model.parameter_names(features),
+        ledgers={} if ledgers is None else dict(ledgers),
+        noise_seed=noise_seed,
+    )
+
+
+def build_model(study: Study, num_features: int) -> AbstractModel:
+    """The catalogue's model for a study: what [data] says of the target decides between its variants."""
+    kind, options, data = study.model.kind, dict(study.model.options), study.data
+    name = kind.value
+    if kind is ModelKind.NUMPYRO:
+        raise InvalidInput("model", "the model itself", "nothing", "Pass fit(..., model=from_numpyro(...)).")
+    if kind is ModelKind.MLP:
+        name = "mlp_real" if data.classes is None else "mlp_binary" if len(data.classes) == 2 else "mlp_classes"
+    elif kind is ModelKind.GAUSSIAN:
+        name = "gaussian_mean" if "noise_stddev" in options else "gaussian_mean_covariance"
+    elif kind is ModelKind.LINEAR_REGRESSION and "noise_stddev" not in options:
+        name = "linear_regression_unknown_noise"
+    elif kind is ModelKind.NEGATIVE_BINOMIAL_REGRESSION and "concentration" not in options:
+        name = "negative_binomial_regression_unknown_concentration"
+    known = MODELS[name][1]
+    if "num_classes" in known and data.classes is not None:
+        options.setdefault("num_classes", len(data.classes))
+    if "max_count" in known and data.target_bounds is not None:
+        options.setdefault("max_count", int(data.target_bounds[1]))
+    return build(name, options, num_features)

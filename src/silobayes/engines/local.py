@@ -1,0 +1,239 @@
+"""The local engine: all silos in one process, the reference semantics (DESIGN 5).
+
+Every silo still has its own ledger and its own door; a run lives in a directory (`runs.directory`) and goes on from
+there after Ctrl-C or kill -9. The order of a step: draw from what was paid, solve, checkpoint, trace, progress. A
+step that was not checkpointed was never shown to anybody, and its draws died with the process.
+"""
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from silobayes import __version__
+from silobayes.core.errors import InvalidInput
+from silobayes.data.silo import Silo
+from silobayes.defaults import PublicFacts, Settings, resolve
+from silobayes.engines.doors import Doors, ledger_paths
+from silobayes.engines.methods import AbstractMethod, RunState
+from silobayes.engines.planning import build_method
+from silobayes.models.base import AbstractModel
+from silobayes.posterior import Posterior
+from silobayes.privacy.events import DiscreteGaussianEvent, to_json
+from silobayes.privacy.ledger import Budget
+from silobayes.protocols.schedule import visits_per_client
+from silobayes.runs.directory import LEDGERS, RunDirectory
+from silobayes.runs.metrics import evaluate
+from silobayes.study import Mode, Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """After a step: where the run is and what each silo has spent; `epsilons` is empty without privacy."""
+
+    step: int
+    num_steps: int
+    visited: tuple[str, ...]
+    epsilons: Mapping[str, float]
+    epsilons_left: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """What a run is made of besides its directory.
+
+    Attributes:
+        study: The study.
+        model: Of the study.
+        silos: Their rows.
+        test: Rows declared public, or None.
+        names: Of the model's parameters.
+        ledgers: Silo name -> ledger of the site's own; other silos get one in the run directory.
+        noise_seed: None in real life. A seed makes noise that can be repeated: everything is stamped NOT PRIVATE.
+    """
+
+    study: Study
+    model: AbstractModel
+    silos: Sequence[Silo]
+    test: Silo | None
+    names: tuple[str, ...]
+    ledgers: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    noise_seed: int | None = None
+
+
+def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
+    """A new run in the directory `out`; everything that can be refused is refused before anything is charged."""
+    settings, budget, method = _prepare(inputs)
+    facts = {
+        "silos": [{"name": silo.name, "rows": silo.num_rows} for silo in inputs.silos],
+        "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
+        "version": __version__,
+    }
+    directory = RunDirectory.create(Path(out), inputs.study.to_dict(), inputs.study.hash, facts)
+    return _go_on(directory, inputs, settings, budget, method, progress)
+
+
+def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
+    """Go on with the run in `out`; a finished one is only read.
+
+    Guarantees:
+        - a resumed run ends where an uninterrupted one does, and charges once
+        - a changed study or other rows counts are refused
+    """
+    directory = RunDirectory.open(Path(out), inputs.study.hash)
+    if directory.is_finished:
+        return Posterior.load(directory.path, model=inputs.model)
+    known = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
+    if known != [(silo.name, silo.num_rows) for silo in inputs.silos]:
+        fix = "Resume with the rows that the run was started with."
+        raise InvalidInput("silos", "the silos of the run, with as many rows", "others", fix)
+    return _go_on(directory, inputs, *_prepare(inputs), progress)
+
+
+def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, AbstractMethod]:
+    study, privacy = inputs.study, inputs.study.privacy
+    names = [silo.name for silo in inputs.silos]
+    if len(set(names)) != len(names):
+        raise InvalidInput("silos", "different names", names, "Rename the silos.")
+    budget = None
+    if privacy.mode is Mode.DP:
+        assert privacy.epsilon is not None
+        assert privacy.delta is not None
+        assert privacy.relation is not None
+        assert privacy.unit is not None
+        budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
+    settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos))
+    return settings, budget, build_method(inputs.model, inputs.silos, settings, budget, study.study.seed)
+
+
+def _go_on(
+    directory: RunDirectory,
+    inputs: Inputs,
+    settings: Settings,
+    budget: Budget | None,
+    method: AbstractMethod,
+    progress: Callable[[Progress], None] | None,
+) -> Posterior:
+    started = time.monotonic()
+    with directory.lock():
+        state, step = directory.load_step(method.init())
+        account = f"{inputs.study.study.name[:150]} {directory.facts['run_id']}"
+        doors = None if budget is None else _pay(directory, inputs, budget, method, account, step)
+        while state.step < len(method.visits):
+            visit = method.visits[state.step]
+            opened = [] if doors is None else [doors.at(m, state.step) for m in visit.clients]
+            state = method.step(state, opened)
+            directory.save_step(state, state.step, _trace(inputs, method, state))
+            if progress is not None:
+                progress(_progress(inputs, method, state, doors))
+        certificate = _certificate(inputs, settings, budget, doors, directory, account)
+        eta = method.eta(state)
+        posterior = Posterior(
+            family=method.solver.family, eta=eta, names=inputs.names, model=inputs.model, provenance=certificate
+        )
+        posterior.save(directory.path)
+        metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
+        timing = {"total_s": time.monotonic() - started}
+        directory.finish({"metrics": metrics, "communications": _communications(method), "timing": timing}, certificate)
+    return posterior
+
+
+def _pay(
+    directory: RunDirectory, inputs: Inputs, budget: Budget, method: AbstractMethod, account: str, step: int
+) -> Doors:
+    events = method.total_events()
+    total = visits_per_client(method.visits, len(inputs.silos))
+    past = visits_per_client(method.visits[:step], len(inputs.silos))
+    done = [0 if event is None else event.count // total[m] * past[m] for m, event in enumerate(events)]
+    paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
+    return Doors.pay(events, done, paths, budget=budget, account=account, noise_seed=inputs.noise_seed)
+
+
+def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str, Any]:
+    eta = method.current(state)
+    return {
+        "visited": [inputs.silos[m].name for m in method.visits[state.step - 1].clients],
+        "eta": {"linear": np.asarray(eta.linear).tolist(), "quadratic": np.asarray(eta.quadratic).tolist()},
+    }
+
+
+def _progress(inputs: Inputs, method: AbstractMethod, state: RunState, doors: Doors | None) -> Progress:
+    spent = {} if doors is None else {s.name: p for s, p in zip(inputs.silos, doors.spent, strict=True) if p}
+    return Progress(
+        step=state.step,
+        num_steps=len(method.visits),
+        visited=tuple(inputs.silos[m].name for m in method.visits[state.step - 1].clients),
+        epsilons={name: price.epsilon for name, price in spent.items()},
+        epsilons_left={name: price.epsilon_left for name, price in spent.items()},
+    )
+
+
+def _communications(method: AbstractMethod) -> dict[str, int]:
+    """An exchange is one message down and one up, of as many float64 numbers as the natural parameters."""
+    exchanges = method.exchanges_per_visit
+    messages = 2 * exchanges * sum(len(visit.clients) for visit in method.visits)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(method.eta_p))
+    return {"rounds": exchanges * len(method.visits), "messages": messages, "bytes": 8 * numbers * messages}
+
+
+def _certificate(
+    inputs: Inputs,
+    settings: Settings,
+    budget: Budget | None,
+    doors: Doors | None,
+    directory: RunDirectory,
+    account: str,
+) -> dict[str, Any]:
+    common = {
+        "study": inputs.study.study.name,
+        "study_hash": inputs.study.hash,
+        "is_private": doors is not None and inputs.noise_seed is None,
+        "stamp": None,
+        "versions": {
+            "silobayes": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("jax", "numpy", "scipy")},
+        },
+    }
+    if budget is None or doors is None:
+        return {**common, "stamp": "NOT PRIVATE: the study has no privacy", "mode": Mode.NONE.value}
+    if inputs.noise_seed is not None:
+        common["stamp"] = "NOT PRIVATE: the noise comes from a fixed seed"
+    paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
+    silos = []
+    for silo, spent, prepaid, path in zip(inputs.silos, doors.spent, doors.prepaid, paths, strict=True):
+        if spent is not None and prepaid is not None:
+            inside = path.is_relative_to(directory.path)
+            ledger = str(path.relative_to(directory.path) if inside else path.resolve())
+            silos.append(
+                {"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "event": to_json(prepaid.event)}
+            )
+    on_grid = all(isinstance(item.event, DiscreteGaussianEvent) for item in doors.prepaid if item is not None)
+    return {
+        **common,
+        "mode": Mode.DP.value,
+        "account": account,
+        "epsilon": max(silo["epsilon"] for silo in silos),
+        "delta": budget.delta,
+        "relation": budget.relation.value,
+        "unit": budget.unit.value,
+        "method": settings.privatise.value,
+        "sampler": None if on_grid else settings.sampler.value,
+        "noise": "discrete Gaussian on a grid" if on_grid else "float32 Gaussian inside a compiled loop",
+        "accountant": "pld",
+        "silos": silos,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,188 @@
+"""Local solves of many parts at once: one compiled, vmapped function per bucket."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from silobayes.engines.buckets import Buckets
+from silobayes.families import FullGaussian
+from silobayes.inference.conjugate import full_factor, mean_field_factor
+from silobayes.inference.coordinates import num_coordinates
+from silobayes.inference.dp_vi import ascend_privately
+from silobayes.inference.row_gradients import Clipping
+from silobayes.inference.rows import Rows
+from silobayes.inference.vi import maximise, maximise_prior
+from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.privacy.door import Door
+from silobayes.privacy.loops import Step, StepPlan, open_steps
+from silobayes.protocols.pvi import to_host, to_single, usable
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSolver:
+    """The public settings of a local optimisation.
+
+    `floor` is that of usable cavities; `num_steps` and `step_size` are Adam's.
+    """
+
+    model: AbstractModel
+    family: GaussianFamily
+    floor: float
+    num_steps: int
+    step_size: float
+
+    def solve(
+        self,
+        buckets: Buckets,
+        chosen: np.ndarray,
+        key: PRNGKeyArray,
+        eta_cavity: GaussianEta,
+        eta_start: GaussianEta,
+        *,
+        tempering: float = 1.0,
+    ) -> GaussianEta:
+        """Local optima of the chosen parts without privacy; `eta_cavity` is stacked in the order of `chosen`.
+
+        Guarantees:
+            - linear regression with known noise is solved exactly
+        """
+        cavities, start = to_single(eta_cavity), to_single(eta_start)
+        if isinstance(self.model, LinearRegression):
+            # The likelihood to a power is that of a smaller noise.
+            model = dataclasses.replace(self.model, noise_stddev=self.model.noise_stddev / math.sqrt(tempering))
+
+            def exactly(rows: Rows, at: np.ndarray) -> GaussianEta:
+                return _solve_exactly(model, self.family, _take(cavities, at), rows, floor=self.floor)
+
+            return to_host(buckets.map(chosen, exactly))
+
+        def call(rows: Rows, at: np.ndarray) -> GaussianEta:
+            return _solve(
+                self.model,
+                self.family,
+                key,
+                chosen[at],
+                _take(cavities, at),
+                start,
+                rows,
+                tempering,
+                self.step_size,
+                num_steps=self.num_steps,
+                floor=self.floor,
+            )
+
+        return to_host(buckets.map(chosen, call))
+
+    def solve_prior(self, key: PRNGKeyArray, eta_cavity: GaussianEta, eta_start: GaussianEta) -> GaussianEta:
+        """The optimum of the prior's own factor (no rows, no price)."""
+        cavity = usable(self.family, to_single(eta_cavity), self.floor)
+        steps = {"num_steps": self.num_steps, "step_size": self.step_size}
+        return to_host(maximise_prior(self.model, self.family, key, cavity, to_single(eta_start), **steps))
+
+    def solve_privately(
+        self,
+        buckets: Buckets,
+        chosen: np.ndarray,
+        key: PRNGKeyArray,
+        eta_cavity: GaussianEta,
+        eta_start: GaussianEta,
+        *,
+        doors: Sequence[Door],
+        plans: Sequence[StepPlan],
+        clipping: Clipping,
+    ) -> GaussianEta:
+        """The same by DP-SGD: `doors` and `plans` are those of the chosen silos; each loop is paid before it starts."""
+        opened = [open_steps(door, plan) for door, plan in zip(doors, plans, strict=True)]
+        cavities, start = to_single(eta_cavity), to_single(eta_start)
+        clip_norms = np.array([plan.clip_norm for plan in plans], dtype=np.float32)
+        rates = np.array([plan.sampler.sampling.rate for plan in plans], dtype=np.float32)
+
+        def call(rows: Rows, at: np.ndarray) -> tuple[GaussianEta, Any]:
+            return _solve_privately(
+                self.model,
+                self.family,
+                key,
+                chosen[at],
+                _take(cavities, at),
+                start,
+                rows,
+                stack_steps([opened[k].inputs for k in at]),
+                clip_norms[at],
+                rates[at],
+                self.step_size,
+                clipping=clipping,
+                floor=self.floor,
+            )
+
+        eta, seen = buckets.map(chosen, call)
+        for k, steps in enumerate(opened):
+            steps.close(None if seen is None else tuple(leaf[k] for leaf in seen))
+        return to_host(eta)
+
+    def plan(self, sampler: Any, *, clip_norm: float, noise_multiplier: float) -> StepPlan:
+        """One visit's loop."""
+        return StepPlan(
+            sampler=sampler,
+            num_steps=self.num_steps,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            dimension=num_coordinates(self.family),
+        )
+
+
+@partial(jax.jit, static_argnames=("num_steps", "floor"))
+def _solve(model, family, key, parts, eta_cavity, eta_start, rows, tempering, step_size, *, num_steps, floor):
+    def one(number: Array, cavity: GaussianEta, part: Rows) -> GaussianEta:
+        cavity = usable(family, cavity, floor)
+        steps = {"tempering": tempering, "num_steps": num_steps, "step_size": step_size}
+        return maximise(model, family, jax.random.fold_in(key, number), cavity, eta_start, part, **steps)
+
+    return jax.vmap(one)(parts, eta_cavity, rows)
+
+
+@partial(jax.jit, static_argnames="floor")
+def _solve_exactly(model, family, eta_cavity, rows, *, floor):
+    def one(cavity: GaussianEta, part: Rows) -> GaussianEta:
+        cavity = usable(family, cavity, floor)
+        if isinstance(family, FullGaussian):
+            return cavity + full_factor(model, part)
+        return cavity + mean_field_factor(model, part, cavity)
+
+    return jax.vmap(one)(eta_cavity, rows)
+
+
+@partial(jax.jit, static_argnames=("clipping", "floor"))
+def _solve_privately(
+    model, family, key, parts, eta_cavity, eta_start, rows, steps, clip_norms, rates, step_size, *, clipping, floor
+):
+    def one(number: Array, cavity: GaussianEta, part: Rows, step: Step, clip_norm: Array, rate: Array) -> tuple:
+        cavity = usable(family, cavity, floor)
+        public = {"clip_norm": clip_norm, "sample_rate": rate, "step_size": step_size, "clipping": clipping}
+        own_key = jax.random.fold_in(key, number)
+        return ascend_privately(model, family, own_key, cavity, eta_start, part, step, **public)
+
+    return jax.vmap(one)(parts, eta_cavity, rows, steps, clip_norms, rates)
+
+
+def stack_steps(steps: Sequence[Step]) -> Step:
+    """Scan inputs of several silos with a leading axis; batches are padded to the longest."""
+    width = max(step.indices.shape[1] for step in steps)
+
+    def widen(step: Step) -> Step:
+        fill = ((0, 0), (0, width - step.indices.shape[1]))
+        return eqx.tree_at(lambda s: (s.indices, s.mask), step, (np.pad(step.indices, fill), np.pad(step.mask, fill)))
+
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *map(widen, steps))
+
+
+def _take(eta: GaussianEta, at: np.ndarray) -> GaussianEta:
+    return jax.tree.map(lambda leaf: leaf[at], eta)

@@ -1,0 +1,140 @@
+"""Local free-energy maximum by DP-SGD (000 section 3.1, "DP optimisation"; SPEC 3).
+
+Per-row gradients of the *likelihood* term are clipped, summed over a sampled batch and noised at the door; the KL term
+sees no rows, so it is added exactly after the noise. We differ from the paper in the sampler (Poisson, afresh in each
+step), in clipping GLMs by the worst case over the label (UNCERTAINTY F7), and in quadrature instead of draws for GLMs.
+
+    steps = open_steps(door, plan)                       # pays for the whole loop
+    eta, seen = maximise_privately(model, family, key, eta_cavity, eta_start, rows, steps.inputs, plan, ...)
+    steps.close(seen)
+
+Everything but the released sums is public: the result is post-processing of what was paid for.
+"""
+
+from functools import partial
+from typing import Any, get_args
+
+import jax
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from silobayes.core.errors import InvalidInput
+from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
+from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
+from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients
+from silobayes.inference.rows import Rows, usable
+from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.privacy.loops import Step, StepPlan
+
+
+def maximise_privately(
+    model: AbstractModel,
+    family: GaussianFamily,
+    key: PRNGKeyArray,
+    eta_cavity: GaussianEta,
+    eta_start: GaussianEta,
+    rows: Rows,
+    steps: Step,
+    plan: StepPlan,
+    *,
+    step_size: ArrayLike,
+    clipping: Clipping = "label_free",
+) -> tuple[GaussianEta, Any]:
+    """The local optimum q, and what the scan collected for `Steps.close`. Compiled once per shape.
+
+    Vmap over silos with a leading axis on key, cavity, start, rows and steps; silos whose plans differ in
+    `sample_rate` or `clip_norm` go through `ascend_privately`, where these are arrays.
+
+    Args:
+        model: Log-likelihood of one row.
+        family: Mean-field or full Gaussian over `model.dim` numbers.
+        key: For reparameterised draws: model randomness, not privacy. GLMs ignore it.
+        eta_cavity: May be improper.
+        eta_start: Must be proper.
+        rows: At least `plan.sampler.max_rows` slots; empty ones have `present=False`.
+        steps: `Steps.inputs` of `open_steps(door, plan)`.
+        plan: Public; `plan.dimension` is `num_coordinates(family)`.
+        step_size: Of Adam. One number, lowered to zero by a cosine; or one per step, taken as they are.
+        clipping: `label_free` where the model lists its worst labels (else as `ordinary`), or `ordinary`.
+
+    Guarantees:
+        - one changed row moves each released sum by no more than the plan prices
+        - without noise, clipping and sampling it is vi.maximise
+        - padding rows change nothing
+    """
+    if plan.dimension != num_coordinates(family):
+        raise InvalidInput(
+            "plan.dimension", f"{num_coordinates(family)} for {family}", plan.dimension, "Use num_coordinates(family)."
+        )
+    if rows.x.shape[0] < plan.sampler.max_rows:
+        raise InvalidInput("rows", f"at least {plan.sampler.max_rows} slots", rows.x.shape[0], "Pad to max_rows.")
+    return ascend_privately(
+        model,
+        family,
+        key,
+        eta_cavity,
+        eta_start,
+        rows,
+        steps,
+        clip_norm=plan.clip_norm,
+        sample_rate=plan.sampler.sampling.rate,
+        step_size=step_size,
+        clipping=clipping,
+    )
+
+
+def ascend_privately(
+    model: AbstractModel,
+    family: GaussianFamily,
+    key: PRNGKeyArray,
+    eta_cavity: GaussianEta,
+    eta_start: GaussianEta,
+    rows: Rows,
+    steps: Step,
+    *,
+    clip_norm: ArrayLike,
+    sample_rate: ArrayLike,
+    step_size: ArrayLike,
+    clipping: Clipping,
+) -> tuple[GaussianEta, Any]:
+    """`maximise_privately` with the plan's public numbers as arrays, so that they may differ between vmapped silos."""
+    if clipping not in get_args(Clipping):
+        raise InvalidInput("clipping", "one of " + ", ".join(get_args(Clipping)), clipping, "Use label_free.")
+    step_sizes = step_sizes_of(step_size, steps.noise.shape[0])
+    return _ascend(
+        model, family, key, eta_cavity, eta_start, rows, steps, clip_norm, sample_rate, step_sizes, clipping=clipping
+    )
+
+
+@partial(jax.jit, static_argnames="clipping")
+def _ascend(
+    model: AbstractModel,
+    family: GaussianFamily,
+    key: PRNGKeyArray,
+    eta_cavity: GaussianEta,
+    eta_start: GaussianEta,
+    rows: Rows,
+    steps: Step,
+    clip_norm: ArrayLike,
+    sample_rate: ArrayLike,
+    step_sizes: Float[Array, " steps"],
+    *,
+    clipping: Clipping,
+) -> tuple[GaussianEta, Any]:
+    rows = usable(rows)
+    point = point_at(family, eta_start)
+    check_dim(model, point.mean.shape[0])
+    keys = draw_keys(model, key, step_sizes.shape[0])
+    # All draws before the loop: one per step, drawn as vi.maximise(num_draws=1) draws them.
+    draws = None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (1, model.dim))[0])(keys)
+
+    def gradient(here: AbstractPoint, inputs: tuple[Step, Array | None]) -> tuple[Array, Any]:
+        step, e = inputs
+        x, y = rows.x[step.indices], rows.y[step.indices]
+        # A slot beyond the array is empty; plain indexing would silently read the last row instead.
+        mask = step.mask & rows.present.at[step.indices].get(mode="fill", fill_value=False)
+        total = clipped_gradient(row_gradients(model, here, e, x, y), mask, clip_norm, clipping)
+        released, seen = step.release(total)
+        return released / sample_rate - here.kl_gradient(eta_cavity), seen
+
+    point, seen = ascend(point, gradient, (steps, draws), step_sizes)
+    return point.to_eta(), seen

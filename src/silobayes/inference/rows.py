@@ -1,0 +1,53 @@
+"""Rows of a silo on the device, padded to a public number of slots so that ragged silos share one compiled loop."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Num
+
+from silobayes.core.errors import InvalidInput, require_count
+
+# Beyond this a feature or target counts as not finite, below that a feature counts as zero: norms are computed from
+# squares, and in float32 a square that overflows or vanishes would let a row through with a wrong norm.
+LARGEST_VALUE = 1e9
+SMALLEST_FEATURE = 1e-15
+
+
+class Rows(eqx.Module):
+    """Features, targets and which slots hold a row. Batches of silos have a leading axis on all three."""
+
+    x: Float[Array, "*silos n d"]
+    y: Num[Array, "*silos n"]
+    present: Bool[Array, "*silos n"]
+
+
+def pad(x: np.ndarray, y: np.ndarray, max_rows: int) -> Rows:
+    """Rows in the first of `max_rows` slots; the others are empty.
+
+    Guarantees:
+        - padding rows change nothing
+    """
+    require_count("max_rows", max_rows, at_least=1, fix="Pass the public bound on the rows of a silo.")
+    if np.ndim(x) != 2 or np.shape(y) != np.shape(x)[:1]:
+        raise InvalidInput("x, y", "(n, d) features and n targets", (np.shape(x), np.shape(y)), "Reshape them.")
+    if len(x) > max_rows:
+        raise InvalidInput("max_rows", "at least the rows of the silo", max_rows, "Declare a larger public bound.")
+    empty = max_rows - len(x)
+    labels = np.asarray(y, dtype=np.int32 if np.issubdtype(np.asarray(y).dtype, np.integer) else np.float32)
+    return Rows(
+        x=jnp.asarray(np.pad(np.asarray(x, dtype=np.float32), ((0, empty), (0, 0)))),
+        y=jnp.asarray(np.pad(labels, (0, empty))),
+        present=jnp.asarray(np.arange(max_rows) < len(x)),
+    )
+
+
+def usable(rows: Rows) -> Rows:
+    """The same rows with every slot that is empty or holds a value that is not finite zeroed and marked absent.
+
+    A row that is not finite contributes nothing (PITFALLS), and 0 * NaN is NaN, so its values must go too. Each slot
+    is judged by itself, so one changed row changes no other.
+    """
+    finite = (jnp.abs(rows.x) <= LARGEST_VALUE).all(axis=-1) & (jnp.abs(rows.y) <= LARGEST_VALUE)
+    present = rows.present & finite
+    keep = present[..., None] & (jnp.abs(rows.x) >= SMALLEST_FEATURE)
+    return Rows(x=jnp.where(keep, rows.x, 0), y=jnp.where(present, rows.y, 0), present=present)

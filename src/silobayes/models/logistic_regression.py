@@ -1,0 +1,40 @@
+"""Logistic regression: `p(y = 1 | x, theta) = sigmoid(x @ theta)`, labels 0 and 1, theta ~ N(0, prior_stddev^2)."""
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, Num
+
+from silobayes.models.base import AbstractGLM, Target, binary_probabilities, gaussian_expectation
+
+
+class LogisticRegression(AbstractGLM):
+    """Binary regression. The expected curvature does not depend on the label, the score lies within [-1, 1]."""
+
+    num_features: int = eqx.field(static=True, kw_only=True)
+    prior_stddev: float = eqx.field(static=True, kw_only=True, default=1.0)
+
+    @property
+    def target(self) -> Target:
+        """Labels 0 and 1."""
+        return "binary"
+
+    @property
+    def worst_labels(self) -> tuple[float, ...]:
+        """Both."""
+        return (0.0, 1.0)
+
+    def pointwise(self, f: Float[Array, "*shape"], y: Num[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """`y f - log(1 + e^f)`."""
+        return y * f - jax.nn.softplus(f)
+
+    def expected_derivatives(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """`y - E[p]` and `-E[p (1 - p)]` by quadrature."""
+        p = gaussian_expectation(jax.nn.sigmoid, mean, variance)
+        curvature = gaussian_expectation(lambda f: jax.nn.sigmoid(f) * jax.nn.sigmoid(-f), mean, variance)
+        return y - p, -curvature
+
+    def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n 2"]:
+        """Probabilities of classes 0 and 1."""
+        return binary_probabilities(jax.nn.sigmoid(x @ theta))

@@ -1,0 +1,45 @@
+"""Poisson regression with log link: `y ~ Poisson(exp(x @ theta))`, theta ~ N(0, prior_stddev^2)."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+from jaxtyping import Array, Float, Num
+
+from silobayes.models.base import AbstractGLM, Target
+
+# A row whose rate overflows has a score that is not finite and would count as zero, so that a q gone astray would never
+# come back; with a large finite score it is clipped like any other.
+_LARGEST_LOG_RATE = 30.0
+
+
+class PoissonRegression(AbstractGLM):
+    """Counts up to a public `max_count`, which only clipping uses: it is the worst label beside 0."""
+
+    num_features: int = eqx.field(static=True, kw_only=True)
+    max_count: int = eqx.field(static=True, kw_only=True)
+    prior_stddev: float = eqx.field(static=True, kw_only=True, default=1.0)
+
+    @property
+    def target(self) -> Target:
+        """Counts."""
+        return "count"
+
+    @property
+    def worst_labels(self) -> tuple[float, ...]:
+        """The score is linear in the label, so its norm is largest at an end."""
+        return (0.0, float(self.max_count))
+
+    def pointwise(self, f: Float[Array, "*shape"], y: Num[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """`y f - e^f - log y!`."""
+        return y * f - jnp.exp(f) - gammaln(y + 1.0)
+
+    def expected_derivatives(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        """Exact: E[e^f] = exp(mean + variance / 2), up to the largest rate."""
+        rate = jnp.exp(jnp.minimum(mean + 0.5 * variance, _LARGEST_LOG_RATE))
+        return y - rate, -rate
+
+    def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """Mean of each row."""
+        return jnp.exp(x @ theta)

@@ -1,0 +1,343 @@
+"""The answer of a study: a posterior with names, draws, predictions and its provenance, and no rows (DESIGN 3).
+
+The posterior is Gaussian in the model's unconstrained parameters. `covariance` replaces the family's own where a
+method knows better how uncertain the mean is (UNCERTAINTY F1): then summaries and draws use it, while `eta` stays what
+the protocol reached.
+
+Predictions average over draws whose seed is fixed, so that the same posterior predicts the same twice.
+
+Guarantees:
+    An improper eta is refused.
+    The summary is that of the family: mean, standard deviation, central interval.
+    A NumPyro model is summarised on the scale of its own sites.
+    A given covariance replaces the family's in summaries and draws.
+    Predictive probabilities sum to one and average over the draws.
+    The log-likelihood is the log of the average density, not the average of the log.
+    What is saved is loaded equal, without pickle.
+    A damaged or exchanged file is refused.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import os
+import re
+import statistics
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from silobayes.core.errors import InvalidInput, require_count, require_number
+from silobayes.families import (
+    FullGaussian,
+    FullGaussianEta,
+    MeanCovariance,
+    MeanFieldGaussian,
+    MeanFieldGaussianEta,
+    MeanStddev,
+)
+from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.numpyro_model import NumpyroModel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ARRAYS, DESCRIPTION = "posterior.npz", "posterior.json"
+_FORMAT = 1
+_CATALOGUE = "silobayes.models."
+_DRAWS, _SUMMARY_DRAWS = 100, 4000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Posterior:
+    """One posterior over the parameters of a model.
+
+    Attributes:
+        family: Mean-field or full Gaussian over the model's flat `theta`.
+        eta: Its natural parameters; proper.
+        names: A name for each parameter, in the order of `theta`.
+        model: What the parameters mean; None after loading a model that has no description (NumPyro functions).
+        provenance: JSON-able facts about where it came from: study hash, certificate.
+        covariance: (dim, dim) to be used instead of the family's own.
+    """
+
+    family: GaussianFamily
+    eta: GaussianEta
+    names: tuple[str, ...]
+    model: AbstractModel | None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    covariance: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        dim = self._dim
+        if not bool(self.family.is_proper(self.eta)):  # type: ignore[arg-type]
+            fix = "Pass family.project(eta, floor)."
+            raise InvalidInput("eta", "finite natural parameters of a proper posterior", "others", fix)
+        object.__setattr__(self, "names", tuple(str(name) for name in self.names))
+        if len(self.names) != dim or len(set(self.names)) != dim:
+            fix = "Pass the model's parameter_names(...)."
+            raise InvalidInput("names", f"{dim} different names", len(set(self.names)), fix)
+        if self.model is not None and self.model.dim != dim:
+            raise InvalidInput("model", f"a model of {dim} parameters", self.model.dim, "Pass the model of this eta.")
+        if self.covariance is not None:
+            object.__setattr__(self, "covariance", _check_covariance(self.covariance, dim))
+
+    def __repr__(self) -> str:
+        kind = "unknown model" if self.model is None else type(self.model).__name__
+        return f"Posterior({kind}, {self._dim} parameters)"
+
+    @property
+    def _dim(self) -> int:
+        return self.family.dimension if isinstance(self.family, FullGaussian) else int(np.prod(self.family.event_shape))
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Posterior mean of each parameter."""
+        return np.asarray(self._standard.mean, float).reshape(-1)
+
+    @property
+    def stddev(self) -> np.ndarray:
+        """Posterior standard deviation of each parameter."""
+        if self.covariance is not None:
+            return np.sqrt(np.diag(self.covariance))
+        standard = self._standard
+        if isinstance(standard, MeanCovariance):
+            return np.sqrt(np.diag(np.asarray(standard.covariance, float)))
+        return np.asarray(standard.stddev, float).reshape(-1)
+
+    @property
+    def _standard(self) -> MeanCovariance | MeanStddev:
+        return self.family.to_standard(self.eta)  # type: ignore[arg-type] (the family refuses another's eta)
+
+    def summary(self, level: float = 0.95) -> "pd.DataFrame":
+        """Mean, sd and the central interval of probability `level`, a row per name.
+
+        A NumPyro model is summarised on the scale of its own sites, from 4000 draws; once loaded without its function
+        only the unconstrained coordinates are known, and the names say so.
+        """
+        import pandas as pd
+
+        fix = "Pass the probability of the interval, e.g. 0.95."
+        level = require_number("level", level, above=0.0, at_most=float(np.nextafter(1.0, 0.0)), fix=fix)
+        if isinstance(self.model, NumpyroModel):
+            names, draws = _by_site(self.sample_sites(jax.random.key(0), _SUMMARY_DRAWS))
+            lower, upper = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+            columns = {"mean": draws.mean(axis=0), "sd": draws.std(axis=0), "lower": lower, "upper": upper}
+        else:
+            names = self.names if self.model is not None else tuple(f"{name} (unconstrained)" for name in self.names)
+            mean, stddev = self.mean, self.stddev
+            half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * stddev
+            columns = {"mean": mean, "sd": stddev, "lower": mean - half, "upper": mean + half}
+        return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+
+    def sample(self, key: PRNGKeyArray, num_draws: int) -> Float[Array, "num_draws dim"]:
+        """Independent draws of theta."""
+        require_count("num_draws", num_draws, at_least=1, fix="Pass the number of draws.")
+        if self.covariance is not None:
+            factor = jnp.asarray(np.linalg.cholesky(self.covariance), jnp.float32)
+            mean = jnp.asarray(self.mean, jnp.float32)
+            return mean + jax.random.normal(key, (num_draws, self._dim)) @ factor.T
+        return self.family.sample(key, self.eta, (num_draws,)).reshape(num_draws, self._dim)  # type: ignore[arg-type]
+
+    def sample_sites(self, key: PRNGKeyArray, num_draws: int) -> dict[str, np.ndarray]:
+        """Independent draws by site: the sites of a NumPyro model on their own scale, otherwise `theta`."""
+        thetas = self.sample(key, num_draws)
+        if not isinstance(self.model, NumpyroModel):
+            return {"theta": np.asarray(thetas)}
+        values = jax.vmap(self.model.constrain)(thetas)
+        return {site.name: np.asarray(values[site.name]) for site in self.model.sites}
+
+    def predict(self, x: ArrayLike, *, num_draws: int = _DRAWS, seed: int = 0) -> np.ndarray:
+        """Real and count targets: the predictive mean of each encoded row. Classes: the most probable label."""
+        if self._model.target in ("binary", "classes"):
+            return self.predict_proba(x, num_draws=num_draws, seed=seed).argmax(axis=1)
+        return self._average_prediction(x, num_draws, seed)
+
+    def predict_proba(self, x: ArrayLike, *, num_draws: int = _DRAWS, seed: int = 0) -> np.ndarray:
+        """(rows, classes) predictive probabilities of encoded rows."""
+        if self._model.target not in ("binary", "classes"):
+            fix = "Use predict for means."
+            raise InvalidInput("model", "a model of classes", self._model.target, fix)
+        return self._average_prediction(x, num_draws, seed)
+
+    def log_likelihood(self, x: ArrayLike, y: ArrayLike, *, num_draws: int = _DRAWS, seed: int = 0) -> np.ndarray:
+        """Log predictive density of each row's target: log of the average over draws of `p(y | x, theta)`."""
+        x, y = _matrix(x), jnp.asarray(y)
+        if y.shape != x.shape[:1]:
+            raise InvalidInput("y", f"{x.shape[0]} targets", y.shape, "Pass one target per row.")
+        return np.asarray(_log_mean_density(self._model, self.sample(jax.random.key(seed), num_draws), x, y))
+
+    def to_arviz(self, *, num_draws: int = 1000, seed: int = 0) -> Any:
+        """Draws by site for ArviZ: `InferenceData` with version 0.x, an xarray `DataTree` with 1.x."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 at import
+            import arviz
+        draws = {name: values[None] for name, values in self.sample_sites(jax.random.key(seed), num_draws).items()}
+        labels: dict[str, Any] = {}
+        if not isinstance(self.model, NumpyroModel):
+            labels = {"coords": {"parameter": list(self.names)}, "dims": {"theta": ["parameter"]}}
+        if int(arviz.__version__.split(".")[0]) >= 1:
+            return arviz.from_dict({"posterior": draws}, **labels)
+        return arviz.from_dict(posterior=draws, **labels)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write `posterior.npz` and `posterior.json`; no rows, no pickle."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        arrays = {"linear": np.asarray(self.eta.linear), "quadratic": np.asarray(self.eta.quadratic)}
+        if self.covariance is not None:
+            arrays["covariance"] = self.covariance
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        text = {
+            "format": _FORMAT,
+            "family": "full" if isinstance(self.family, FullGaussian) else "mean_field",
+            "names": list(self.names),
+            "model": None if self.model is None else _describe(self.model),
+            "provenance": dict(self.provenance),
+            "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
+        }
+        try:
+            content = json.dumps(text, indent=1, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            fix = "Pass texts, finite numbers, lists and tables."
+            raise InvalidInput("provenance", "what JSON can hold", str(error), fix) from None
+        _replace(directory / ARRAYS, buffer.getvalue())
+        _replace(directory / DESCRIPTION, content)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], model: AbstractModel | None = None) -> "Posterior":
+        """Read what `save` wrote; `model` is needed, to predict, for models that have no description."""
+        directory = Path(directory)
+        fix = "Pass the directory that Posterior.save or `silobayes run` wrote; restore it from a copy if it changed."
+        try:
+            text = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
+            raw = (directory / ARRAYS).read_bytes()
+            if text["format"] != _FORMAT or text["sha256"] != hashlib.sha256(raw).hexdigest():
+                raise ValueError("another format or other arrays than were saved")
+            with np.load(io.BytesIO(raw), allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            linear, quadratic = jnp.asarray(arrays["linear"]), jnp.asarray(arrays["quadratic"])
+            names, family_name, provenance = tuple(text["names"]), text["family"], dict(text["provenance"])
+            known = None if text["model"] is None else _restore(text["model"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            raise InvalidInput("posterior", "the files of a posterior", f"{directory} ({error})", fix) from None
+        if family_name == "full":
+            family, eta = FullGaussian(dimension=len(names)), FullGaussianEta(linear=linear, quadratic=quadratic)
+        else:
+            family = MeanFieldGaussian(event_shape=linear.shape)
+            eta = MeanFieldGaussianEta(linear=linear, quadratic=quadratic)
+        return cls(
+            family=family,
+            eta=eta,
+            names=names,
+            model=known if model is None else model,
+            provenance=provenance,
+            covariance=arrays.get("covariance"),
+        )
+
+    @property
+    def _model(self) -> AbstractModel:
+        if self.model is None:
+            fix = "Pass it: Posterior.load(directory, model=...)."
+            raise InvalidInput("model", "a model to predict with", "none in the saved posterior", fix)
+        return self.model
+
+    def _average_prediction(self, x: ArrayLike, num_draws: int, seed: int) -> np.ndarray:
+        return np.asarray(_mean_prediction(self._model, self.sample(jax.random.key(seed), num_draws), _matrix(x)))
+
+
+@eqx.filter_jit
+def _mean_prediction(model: AbstractModel, thetas: Float[Array, "draws dim"], x: Float[Array, "n d"]) -> Array:
+    """Average over draws one at a time, so that memory grows with rows only."""
+    first = model.predict(thetas[0], x)
+    total, _ = jax.lax.scan(lambda total, theta: (total + model.predict(theta, x), None), first, thetas[1:])
+    return total / thetas.shape[0]
+
+
+@eqx.filter_jit
+def _log_mean_density(model: AbstractModel, thetas: Float[Array, "draws dim"], x: Array, y: Array) -> Array:
+    first = model.log_predictive(thetas[0], x, y)
+    total, _ = jax.lax.scan(
+        lambda total, theta: (jnp.logaddexp(total, model.log_predictive(theta, x, y)), None), first, thetas[1:]
+    )
+    return total - jnp.log(thetas.shape[0])
+
+
+def _describe(model: AbstractModel) -> dict[str, Any] | None:
+    """A model of the catalogue as JSON: its class and its settings, which are texts, numbers and tuples of them."""
+    module = type(model).__module__
+    settings = {item.name: getattr(model, item.name) for item in dataclasses.fields(model)}
+    if not module.startswith(_CATALOGUE) or not all(_is_plain(value) for value in settings.values()):
+        return None
+    return {"file": module.removeprefix(_CATALOGUE), "class": type(model).__name__, "settings": settings}
+
+
+def _restore(description: Mapping[str, Any]) -> AbstractModel:
+    """The model of `_describe`. Only classes of the catalogue are built, whatever the file names."""
+    file, name = description["file"], description["class"]
+    if not re.fullmatch(r"[a-z_]+", file):
+        raise ValueError("a model outside the catalogue")
+    kind = getattr(importlib.import_module(_CATALOGUE + file), name)
+    if not (isinstance(kind, type) and issubclass(kind, AbstractModel) and kind.__module__ == _CATALOGUE + file):
+        raise ValueError("a model outside the catalogue")
+    return kind(**{key: _as_tuple(value) for key, value in description["settings"].items()})
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(entry) for entry in value)
+    return value is None or isinstance(value, (str, bool, int, float))
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(entry) for entry in value) if isinstance(value, list) else value
+
+
+def _by_site(sites: Mapping[str, np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names `site` or `site[i,j]`, and the draws as (draws, names)."""
+    names = tuple(
+        site + (f"[{','.join(map(str, index))}]" if index else "")
+        for site, values in sites.items()
+        for index in np.ndindex(*values.shape[1:])
+    )
+    return names, np.concatenate([values.reshape(len(values), -1) for values in sites.values()], axis=1).astype(float)
+
+
+def _matrix(x: ArrayLike) -> Float[Array, "n d"]:
+    matrix = jnp.asarray(x, jnp.float32)
+    if matrix.ndim != 2:
+        raise InvalidInput("x", "a matrix of encoded rows", matrix.shape, "Pass study.encoding.encode(frame)[0].")
+    return matrix
+
+
+def _check_covariance(covariance: np.ndarray, dim: int) -> np.ndarray:
+    covariance = np.asarray(covariance, float)
+    fix = "Pass the noise-aware covariance of theta."
+    if covariance.shape != (dim, dim) or not np.isfinite(covariance).all():
+        raise InvalidInput("covariance", f"a finite matrix of shape {(dim, dim)}", covariance.shape, fix)
+    symmetric = (covariance + covariance.T) / 2
+    if not np.allclose(symmetric, covariance, rtol=1e-5, atol=0.0):
+        raise InvalidInput("covariance", "a symmetric matrix", "another one", fix)
+    try:
+        np.linalg.cholesky(symmetric)
+    except np.linalg.LinAlgError:
+        raise InvalidInput("covariance", "a positive definite matrix", "another one", fix) from None
+    return symmetric
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write whole or not at all."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_bytes(content)
+    os.replace(scratch, path)

@@ -1,0 +1,1 @@
+"""One paper per file, both roles in it, as pure state transitions."""

@@ -1,0 +1,172 @@
+"""DP-PVI by perturbing what a client sends (000 sections 3.2-3.4; 004 IV; SPEC 3).
+
+Rows of a client are dealt once, independently of their values, into fixed shards. Each shard computes a change of the
+natural parameters, clipped to `clip_norm`; their sum is released once a round. One changed row changes one shard, in
+every round, so a round costs one Gaussian mechanism of sensitivity 2 C, whatever happened inside the shards.
+
+- `local_averaging_step`: shards stand for the whole client (likelihood to the power `num_shards`), the client's
+  factor is the sum of its releases and so public.
+- `virtual_clients_step`: each shard has its own factor, updated with its own *noise-free* clipped change. The public
+  code puts noise into it, after which one changed row moves all shards and the proof is gone (SPEC 0).
+- parameter perturbation is local averaging with one shard.
+
+We differ from the paper in the grid noise (exact discrete Gaussian), in clipping the linear and the quadratic part to
+norms of their own if asked (one joint mechanism, rescaled), and in an optional public diagonal preconditioner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from silobayes.core.errors import InvalidInput
+from silobayes.models.base import GaussianEta
+from silobayes.privacy.clipping import Bounded, clip_blocks, general, pack_symmetric, unpack_symmetric
+from silobayes.privacy.door import Door
+from silobayes.privacy.mechanisms import GaussianMechanism
+from silobayes.privacy.relation import Unit
+from silobayes.protocols.pvi import Broadcast, ClientState, Solve, Upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ball:
+    """Where a shard's change is clipped.
+
+    Attributes:
+        clip_norms: One norm for the whole change, or two: of its linear and of its quadratic part.
+        scales: Public positive numbers (linear part, quadratic part): the change is divided by them before it is
+            clipped, and the release multiplied, so that both parts have comparable sizes.
+        unit: row or person; a person's rows must all be in one shard.
+    """
+
+    clip_norms: tuple[float, ...]
+    scales: tuple[float, float] = (1.0, 1.0)
+    unit: Unit = Unit.ROW
+
+    def __post_init__(self) -> None:
+        if len(self.clip_norms) not in (1, 2):
+            fix = "Pass (C,) or (C_linear, C_quadratic)."
+            raise InvalidInput("clip_norms", "one or two norms", self.clip_norms, fix)
+        for key, values in (("clip_norms", self.clip_norms), ("scales", self.scales)):
+            if not all(0.0 < value < np.inf for value in values):
+                raise InvalidInput(key, "finite numbers > 0", values, "Pass public positive numbers.")
+        if self.unit is Unit.CLIENT:
+            fix = "A client's whole change is protected only inside a secure sum; use unit = row or person."
+            raise InvalidInput("privacy.unit", "row or person", self.unit.value, fix)
+
+    def flatten(self, change: GaussianEta) -> list[np.ndarray]:
+        """A stack of changes as matrices, one per block."""
+        linear, quadratic = np.asarray(change.linear, np.float64), np.asarray(change.quadratic, np.float64)
+        if quadratic.ndim == linear.ndim + 1:
+            quadratic = pack_symmetric((quadratic + np.swapaxes(quadratic, -1, -2)) / 2)
+        parts = [linear / self.scales[0], quadratic / self.scales[1]]
+        return parts if len(self.clip_norms) == 2 else [np.concatenate(parts, axis=-1)]
+
+    def unflatten(self, blocks: Sequence[np.ndarray], like: GaussianEta) -> GaussianEta:
+        """Inverse of `flatten`, for the same leading axes."""
+        dim = like.linear.shape[-1]
+        joint = np.concatenate(blocks, axis=-1)
+        linear, quadratic = joint[..., :dim] * self.scales[0], joint[..., dim:] * self.scales[1]
+        is_full = np.ndim(like.quadratic) == np.ndim(like.linear) + 1
+        leaves = (linear, unpack_symmetric(quadratic) if is_full else quadratic)
+        return eqx.tree_at(lambda eta: (eta.linear, eta.quadratic), like, leaves)
+
+    def bounded_sum(self, change: GaussianEta) -> Bounded:
+        """The sum over shards of their clipped changes, ready for the door."""
+        terms = [general(block) for block in self.flatten(change)]
+        return clip_blocks(terms, self.clip_norms, unit=self.unit, sharded=True)
+
+    def clip_each(self, change: GaussianEta) -> GaussianEta:
+        """Each shard's clipped change by itself, without noise: it must not leave the client.
+
+        Guarantees:
+            - a shard's clipped change depends on its own change only
+        """
+        clipped = []
+        tiny = np.finfo(float).tiny
+        for block, clip_norm in zip(self.flatten(change), self.clip_norms, strict=True):
+            with np.errstate(all="ignore"):  # a warning about overflow would tell of somebody's rows
+                values = np.where(np.isfinite(block).all(axis=-1, keepdims=True), block, 0.0)
+                largest = np.maximum(np.abs(values).max(axis=-1, keepdims=True), tiny)
+                norms = np.maximum(largest * np.linalg.norm(values / largest, axis=-1, keepdims=True), tiny)
+                clipped.append(values * np.minimum(1.0, clip_norm / norms))
+        return self.unflatten(clipped, change)
+
+
+def mechanism(noise_multiplier: float) -> GaussianMechanism:
+    """Exact discrete Gaussian noise of standard deviation `noise_multiplier` times the clip norm."""
+    return GaussianMechanism(noise_multiplier=noise_multiplier)
+
+
+def release(door: Door, change: GaussianEta, ball: Ball, noise_multiplier: float) -> GaussianEta:
+    """The noisy sum over the shards of one client; `change` has a leading axis over shards."""
+    released = door.release(mechanism(noise_multiplier), ball.bounded_sum(change))
+    return ball.unflatten(released.blocks, jax.tree.map(lambda leaf: leaf[0], change))
+
+
+def local_averaging_step(
+    doors: Sequence[Door],
+    clients: ClientState,
+    down: Broadcast,
+    solve: Solve,
+    ball: Ball,
+    noise_multipliers: Sequence[float],
+    *,
+    damping: float,
+) -> tuple[ClientState, Upload]:
+    """One visit of a stack of clients (000 section 3.3). `solve` tempers the likelihood by `num_shards`.
+
+    Args:
+        doors: One per client of the stack.
+        clients: `eta_t` with a leading axis over clients.
+        down: The broadcast they answer to.
+        solve: (cavities (clients, ...), q) -> the optima of their shards (clients, shards, ...).
+        ball: Where changes are clipped.
+        noise_multipliers: Noise of each client over its clip norm.
+        damping: Of every change.
+
+    Guarantees:
+        - one changed row moves each released sum by no more than is priced, in every round
+        - without noise and clipping it reaches the exact posterior of a conjugate model for any number of shards
+    """
+    eta_cavity = down.eta_q - clients.eta_t
+    change = solve(eta_cavity, down.eta_q) - down.eta_q  # (clients, shards, ...)
+    released = _release_all(doors, change, ball, noise_multipliers)
+    num_shards = change.linear.shape[1]
+    d_eta = (damping / num_shards) * released
+    return ClientState(eta_t=clients.eta_t + d_eta), Upload(d_eta=d_eta)
+
+
+def virtual_clients_step(
+    doors: Sequence[Door],
+    clients: ClientState,
+    down: Broadcast,
+    solve: Solve,
+    ball: Ball,
+    noise_multipliers: Sequence[float],
+    *,
+    damping: float,
+) -> tuple[ClientState, Upload]:
+    """The same with a factor per shard (000 section 3.4): `eta_t` has axes (clients, shards, ...) and stays private.
+
+    Guarantees:
+        - one changed row moves each released sum by no more than is priced, in every round
+        - a shard's factor holds neither noise nor another shard's rows
+    """
+    eta_cavity = down.eta_q - clients.eta_t
+    change = solve(eta_cavity, down.eta_q) - down.eta_q
+    released = _release_all(doors, change, ball, noise_multipliers)
+    eta_t = clients.eta_t + damping * ball.clip_each(change)  # of its own shard, noise-free
+    return ClientState(eta_t=eta_t), Upload(d_eta=damping * released)
+
+
+def _release_all(
+    doors: Sequence[Door], change: GaussianEta, ball: Ball, noise_multipliers: Sequence[float]
+) -> GaussianEta:
+    released = [
+        release(door, jax.tree.map(lambda leaf, m=m: leaf[m], change), ball, noise_multiplier)
+        for m, (door, noise_multiplier) in enumerate(zip(doors, noise_multipliers, strict=True))
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *released)

@@ -1,0 +1,115 @@
+"""Global VI (SPEC 3, baselines): one optimisation over the union of rows, one sum over clients per step.
+
+A client's message is the (clipped, noised) gradient of its own rows' likelihood term; the server adds them up,
+subtracts the KL term, which needs no rows, and takes one step of Adam. Communications are counted as what they are:
+one message up and down per client and *step*. Until sums are secure each client adds the full noise to its own message.
+"""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from silobayes.inference.ascent import draw_keys
+from silobayes.inference.coordinates import AbstractPoint, point_at
+from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients
+from silobayes.inference.rows import Rows, usable
+from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.privacy.loops import Step
+
+_OPTIMISER = optax.scale_by_adam()
+
+
+class ServerState(eqx.Module):
+    """Coordinates of q and the optimiser's state; public."""
+
+    point: AbstractPoint
+    adam: Any
+
+
+class Clients(eqx.Module):
+    """Silos of one shape, stacked: their rows and, if private, their paid steps (silos, steps, ...)."""
+
+    rows: Rows
+    steps: Step | None
+    clip_norms: Float[Array, " silos"]
+    sample_rates: Float[Array, " silos"]
+
+
+def init(family: GaussianFamily, eta_start: GaussianEta) -> ServerState:
+    """Start at `eta_start`."""
+    point = point_at(family, eta_start)
+    return ServerState(point=point, adam=_OPTIMISER.init(jnp.zeros(point.num_coordinates)))
+
+
+def server_step(
+    server: ServerState, total: Float[Array, " coordinates"], eta_p: GaussianEta, step_size: Float[Array, ""]
+) -> ServerState:
+    """One step of Adam along the sum of the clients' gradients minus that of KL(q || p)."""
+    slope = total - server.point.kl_gradient(eta_p)
+    direction, adam = _OPTIMISER.update(slope, server.adam)
+    assert isinstance(direction, jax.Array)
+    return ServerState(point=server.point.move(step_size * direction), adam=adam)
+
+
+@partial(jax.jit, static_argnames="clipping")
+def run_steps(
+    model: AbstractModel,
+    eta_p: GaussianEta,
+    server: ServerState,
+    groups: tuple[Clients, ...],
+    key: PRNGKeyArray,
+    step_sizes: Float[Array, " steps"],
+    *,
+    clipping: Clipping,
+) -> tuple[ServerState, tuple[Any, ...]]:
+    """Several steps in one compiled loop; returns what each group's `Steps.close` needs.
+
+    Guarantees:
+        - without privacy it reaches the optimum of global VI
+        - one changed row moves each released sum by no more than the plan prices
+    """
+    groups = tuple(eqx.tree_at(lambda g: g.rows, group, usable(group.rows)) for group in groups)
+    keys = draw_keys(model, key, step_sizes.shape[0])
+    draws = None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (model.dim,)))(keys)
+
+    def body(server: ServerState, inputs: tuple) -> tuple[ServerState, tuple[Any, ...]]:
+        steps, e, step_size = inputs
+        total, seen = jnp.zeros(server.point.num_coordinates), []
+        for group, step in zip(groups, steps, strict=True):
+            gradients, collected = _gradients(model, server.point, e, group, step, clipping)
+            total, seen = total + gradients.sum(axis=0), [*seen, collected]
+        return server_step(server, total, eta_p, step_size), tuple(seen)
+
+    # Scanning needs the steps in front of the silos; what is collected is turned back.
+    in_front = tuple(_swap(group.steps) for group in groups)
+    server, seen = jax.lax.scan(body, server, (in_front, draws, step_sizes))
+    return server, tuple(_swap(collected) for collected in seen)
+
+
+def _gradients(
+    model: AbstractModel, point: AbstractPoint, e: Array | None, group: Clients, step: Step | None, clipping: Clipping
+) -> tuple[Float[Array, "silos coordinates"], Any]:
+    """Each client's message."""
+    if step is None:
+
+        def whole(rows: Rows) -> Array:
+            return row_gradients(model, point, e, rows.x, rows.y).weighted_sum(rows.present.astype(rows.x.dtype))
+
+        return jax.vmap(whole)(group.rows), None
+
+    def message(rows: Rows, own: Step, clip_norm: Array, rate: Array) -> tuple[Array, Any]:
+        x, y = rows.x[own.indices], rows.y[own.indices]
+        mask = own.mask & rows.present.at[own.indices].get(mode="fill", fill_value=False)
+        released, seen = own.release(clipped_gradient(row_gradients(model, point, e, x, y), mask, clip_norm, clipping))
+        return released / rate, seen
+
+    return jax.vmap(message)(group.rows, step, group.clip_norms, group.sample_rates)
+
+
+def _swap(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)

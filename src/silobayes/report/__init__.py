@@ -1,0 +1,1 @@
+"""Run directory -> HTML, figures, certificate checks; reads files, never live objects."""

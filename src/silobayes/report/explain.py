@@ -1,0 +1,180 @@
+"""A study in plain words, for the person who has to allow it. Everything said follows from the study file alone.
+
+Numbers that promise something are rounded against ourselves: factors upward.
+
+Guarantees:
+    The budget, the neighbours and the unit of the study are named in words.
+    What is not protected is said: declared facts, test rows, other tables, a person at several silos.
+    A study without privacy is called that in its first sentence.
+    What leaves a site is that of the study's method.
+"""
+
+import math
+from dataclasses import dataclass
+
+from silobayes.data.description import Public
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.study import Mode, Privatise, ProtocolKind, Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading and its paragraphs."""
+
+    heading: str
+    paragraphs: tuple[str, ...]
+
+
+_UNITS = {
+    Unit.ROW: "one row of the table",
+    Unit.PERSON: "all rows of one person at one silo",
+    Unit.CLIENT: "a whole silo",
+}
+_RELATIONS = {
+    Relation.SUBSTITUTE: "would have had any other values instead",
+    Relation.ADD_REMOVE: "had not been in the data at all, or had been added to it",
+}
+_PUBLIC = {
+    Public.ROWS: "the number of rows of each silo",
+    Public.TEST: "the test rows: metrics on them are printed without noise",
+    Public.BOUNDS: "the ranges of the columns",
+    Public.CATEGORIES: "the categories of the columns",
+    Public.CLASSES: "the classes of the target",
+}
+_LEAVES = {
+    Privatise.NONE: "exact results computed from its rows. Nothing protects them.",
+    Privatise.DP_OPTIMISATION: (
+        "the change of its part of the posterior, found by steps of which each saw the rows only through a sum of "
+        "clipped gradients with noise."
+    ),
+    Privatise.PARAMETER_PERTURBATION: "the clipped change of its part of the posterior, with noise.",
+    Privatise.LOCAL_AVERAGING: (
+        "the average, with noise, of the clipped changes that fixed random parts of its rows ask for."
+    ),
+    Privatise.VIRTUAL_CLIENTS: (
+        "the sum, with noise, of the clipped changes that fixed random parts of its rows ask for."
+    ),
+    Privatise.SUFFICIENT_STATISTICS: "sums of clipped squares and products of its columns, with noise, once.",
+    Privatise.HYBRID: (
+        "sums of clipped squares and products of its columns, with noise, once; then the change of its part of the "
+        "posterior, found by steps of which each saw the rows only through a sum of clipped gradients with noise."
+    ),
+}
+
+
+def what_leaves(study: Study) -> str:
+    """What a site sends, as the rest of the sentence "Each site sends ..."."""
+    method = study.protocol.privatise
+    if method is None:
+        method = Privatise.NONE if study.privacy.mode is Mode.NONE else Privatise.DP_OPTIMISATION
+    if study.protocol.kind is ProtocolKind.GLOBAL_VI and method is Privatise.DP_OPTIMISATION:
+        return "in each step of one common optimisation, a sum of clipped gradients of its rows with noise."
+    return _LEAVES[method]
+
+
+def explain(study: Study) -> tuple[Section, ...]:
+    """The sections of the explanation, in reading order."""
+    sections = [_purpose(study)]
+    if study.privacy.mode is Mode.DP:
+        sections += [_promise(study), _leaves(study), _not_protected(study), _checks()]
+    else:
+        sections.append(_leaves(study))
+    return tuple(sections)
+
+
+def _purpose(study: Study) -> Section:
+    target = f" of {study.data.target!r}" if study.data.target is not None else ""
+    names = study.description.silo_names
+    silos = f"{len(names)} silos" if names else "silos that are named when the run starts"
+    kind = study.model.kind.value.replace("_", " ")
+    paragraphs = [
+        f"The study {study.study.name!r} fits one Bayesian model ({kind}{target}, {len(study.description.features)} "
+        f"columns) to the rows of {silos}. The rows stay where they are."
+    ]
+    if study.privacy.mode is Mode.NONE:
+        paragraphs.insert(0, "NOT PRIVATE: this study protects nobody. It is meant for comparison on harmless data.")
+    return Section(heading="What is done", paragraphs=tuple(paragraphs))
+
+
+def _promise(study: Study) -> Section:
+    epsilon, delta, unit, relation = (getattr(study.privacy, key) for key in ("epsilon", "delta", "unit", "relation"))
+    factor = _factor(epsilon)
+    paragraphs = [
+        f"Each silo may spend epsilon {epsilon:g} at delta {delta:g}. What is protected is {_UNITS[unit]}: everything "
+        f"that is released looks almost the same as if that {_short(unit)} {_RELATIONS[relation]}.",
+        f"In numbers: no result that anyone could look for in the releases becomes more probable by more than a "
+        f"factor of {factor} plus delta ({delta:g}, 1 in {_floor_inverse(delta)}), whatever else is known and however "
+        f"long one computes. But for that delta, the odds of a guess about it change by at most this "
+        f"factor{_example(epsilon)}.",
+        "The silo writes the price of the whole study into its own ledger before the first noise is drawn. A study "
+        "that would exceed the budget is refused and nothing is released. What is spent never comes back.",
+    ]
+    return Section(heading="What is promised", paragraphs=tuple(paragraphs))
+
+
+def _leaves(study: Study) -> Section:
+    paragraphs = [f"Each site sends {what_leaves(study)}"]
+    if study.privacy.mode is Mode.DP:
+        paragraphs.append(
+            "It sends nothing else: no rows, no counts, no column means, no losses, no text of errors. The rounds are "
+            "fixed beforehand, so that when it stops says nothing either."
+        )
+    return Section(heading="What leaves a site", paragraphs=tuple(paragraphs))
+
+
+def _not_protected(study: Study) -> Section:
+    paragraphs = []
+    declared = [_PUBLIC[fact] for fact in study.data.public]
+    if declared:
+        paragraphs.append(f"What the study declares public: {'; '.join(declared)}.")
+    paragraphs += [
+        "The study file itself is public, with its columns, ranges, categories and the names of the silos.",
+        "What is true of people in general: if the model finds that a risk is high for a group, that is learned about "
+        "members of the group whether or not their rows took part.",
+    ]
+    if study.privacy.unit is Unit.ROW:
+        paragraphs.append(
+            "A person with several rows: each row is protected, the person only by the epsilons of the rows together. "
+            'Use unit = "person" if that can happen.'
+        )
+    if study.privacy.unit is not Unit.CLIENT:
+        paragraphs.append("A person with rows at several silos: each silo spends its own epsilon, and they add up.")
+    paragraphs.append(
+        "Noise inside compiled optimisation steps is made of floating-point numbers, not of integers on a grid; the "
+        "certificate of the run says where."
+    )
+    return Section(heading="What is not protected", paragraphs=tuple(paragraphs))
+
+
+def _checks() -> Section:
+    return Section(
+        heading="How to check it",
+        paragraphs=(
+            "`silobayes plan study.toml` shows the noise before any row is read.",
+            "`silobayes verify DIR` recomputes the price of a finished run from the ledgers alone, by two methods.",
+            "`silobayes ledger show FILE` shows what a silo has allowed and spent, over all studies.",
+        ),
+    )
+
+
+def _short(unit: Unit) -> str:
+    return {Unit.ROW: "row", Unit.PERSON: "person", Unit.CLIENT: "silo"}[unit]
+
+
+def _factor(epsilon: float) -> str:
+    """e^epsilon, upward to three digits."""
+    if epsilon > 20.0:
+        return "more than 400 million, which is no protection worth the name"
+    value = math.exp(epsilon)
+    scale = 10.0 ** (2 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale) / scale:g}"
+
+
+def _example(epsilon: float) -> str:
+    """What the factor does to a guess of one half, upward to a percent."""
+    raised = math.ceil(100.0 / (1.0 + math.exp(-epsilon)))
+    return f" (a guess of 50 % becomes at most {raised} %)" if raised < 100 else ""
+
+
+def _floor_inverse(delta: float) -> str:
+    return f"{math.floor(1.0 / delta * (1.0 + 1e-12)):,}"

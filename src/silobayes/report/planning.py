@@ -1,0 +1,236 @@
+"""What a study will do and cost, before any row is read: from the study file and the number of rows alone.
+
+The engine plans with stand-in rows (all zero) of the right number, so settings and noise are those of a real run. The
+expected widths come from made-up rows, drawn evenly within the public bounds, by UNCERTAINTY F6 and F1 at theta = 0:
+with per-row weights w of label-free clipping, curvature c and feature vector x,
+
+    J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise
+    covariance = (J Omega^-1 J + prior precision)^-1
+
+They tell an order of magnitude: real features are rarely even, and a posterior that ignores its noise reports less.
+
+Guarantees:
+    No cell of a table is looked at; a table is at most counted.
+    The planned noise is that of the run.
+    The planned price is within the budget.
+    Without noise the expected widths are those of the posterior without privacy; a smaller epsilon never narrows them.
+"""
+
+import csv
+import dataclasses
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.description import SplitScheme
+from silobayes.data.encoding import Encoding, Numeric
+from silobayes.data.silo import Silo
+from silobayes.defaults import PublicFacts, Settings, resolve
+from silobayes.engines.fitting import build_model
+from silobayes.engines.planning import build_method
+from silobayes.models.base import AbstractGLM, AbstractModel
+from silobayes.privacy import accounting
+from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, to_json
+from silobayes.privacy.ledger import Budget
+from silobayes.privacy.relation import Unit
+from silobayes.report.explain import what_leaves
+from silobayes.study import Mode, Privatise, Study
+
+_MADE_UP_ROWS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiloPlan:
+    """What one silo will pay in total; `event` and `epsilon` are None where nothing private is released."""
+
+    name: str
+    rows: int
+    event: AbstractEvent | None
+    epsilon: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """Expected posterior standard deviation of one coefficient."""
+
+    name: str
+    not_private: float
+    private: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A study, worked out."""
+
+    study: Study
+    settings: Settings
+    silos: tuple[SiloPlan, ...]
+    num_parameters: int
+    num_messages: int
+    widths: tuple[Width, ...] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """One object for `--json`."""
+        settings = dataclasses.asdict(self.settings)
+        return {
+            "study": self.study.study.name,
+            "study_hash": self.study.hash,
+            "settings": {key: getattr(value, "value", value) for key, value in settings.items()},
+            "silos": [
+                {
+                    "name": silo.name,
+                    "rows": silo.rows,
+                    "event": None if silo.event is None else to_json(silo.event),
+                    "epsilon": silo.epsilon,
+                }
+                for silo in self.silos
+            ],
+            "parameters": self.num_parameters,
+            "messages": self.num_messages,
+            "expected_sd": None if self.widths is None else [dataclasses.asdict(width) for width in self.widths],
+            "leaves_a_site": what_leaves(self.study),
+        }
+
+
+def plan(study: Study, rows: Sequence[int]) -> Plan:
+    """The plan for silos of so many rows, in the order of the study's silos."""
+    names = study.description.silo_names or tuple(f"silo-{k}" for k in range(len(rows)))
+    if len(rows) != len(names) or any(count < 1 for count in rows):
+        fix = "Pass the rows of all silos together, or one number for each."
+        raise InvalidInput("rows", f"{len(names)} positive numbers", list(rows), fix)
+    encoding, privacy = study.encoding, study.privacy
+    num_features = len(encoding.feature_names)
+    model = build_model(study, num_features)
+    silos = [_stand_in(name, count, num_features, privacy.unit) for name, count in zip(names, rows, strict=True)]
+    settings = resolve(study, PublicFacts.of(model, silos))
+    budget = None
+    if privacy.mode is Mode.DP:
+        assert privacy.epsilon and privacy.delta and privacy.relation and privacy.unit  # noqa: PT018 (mode dp has all)
+        budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
+    method = build_method(model, silos, settings, budget, study.study.seed)
+    events = method.total_events()
+    return Plan(
+        study=study,
+        settings=settings,
+        silos=tuple(
+            SiloPlan(name=name, rows=count, event=event, epsilon=_epsilon(event, budget))
+            for name, count, event in zip(names, rows, events, strict=True)
+        ),
+        num_parameters=model.dim,
+        num_messages=2 * sum(len(visit.clients) for visit in method.visits),
+        widths=expected_widths(model, encoding, settings, rows, events),
+    )
+
+
+def _stand_in(name: str, rows: int, num_features: int, unit: Unit | None) -> Silo:
+    persons = np.arange(rows) if unit is Unit.PERSON else None
+    return Silo(name=name, x=np.zeros((rows, num_features), np.float32), y=np.zeros(rows, np.int32), persons=persons)
+
+
+def _epsilon(event: AbstractEvent | None, budget: Budget | None) -> float | None:
+    if event is None or budget is None:
+        return None
+    return accounting.price([event], relation=budget.relation, delta=budget.delta).epsilon
+
+
+def expected_widths(
+    model: AbstractModel,
+    encoding: Encoding,
+    settings: Settings,
+    rows: Sequence[int],
+    events: Sequence[AbstractEvent | None],
+) -> tuple[Width, ...] | None:
+    """Expected standard deviations; known for generalised linear models by (DP) optimisation, else None."""
+    if not isinstance(model, AbstractGLM) or settings.privatise not in (Privatise.NONE, Privatise.DP_OPTIMISATION):
+        return None
+    x = made_up_rows(encoding)
+    zero = jnp.zeros(len(x))
+    curvature = -np.asarray(model.expected_derivatives(zero, zero, zero + 1)[1], float)
+    prior = np.eye(model.dim) / model.prior_stddev**2
+    total = float(sum(rows))
+
+    def information(weights: np.ndarray) -> np.ndarray:
+        return total / len(x) * (x * (weights * curvature)[:, None]).T @ x
+
+    exact = np.linalg.inv(information(np.ones(len(x))) + prior)
+    if settings.privatise is Privatise.NONE:
+        return _widths(model, encoding, exact, exact)
+    norms = np.linalg.norm(x, axis=1) * np.asarray(model.score_bound(zero), float)
+    weights = np.where(np.isfinite(norms), np.minimum(1.0, settings.clip_norm / np.maximum(norms, 1e-12)), 1.0)
+    score, spread = information(weights), information(weights**2)
+    omega = spread.copy()
+    for count, event in zip(rows, events, strict=True):
+        if isinstance(event, AbstractGaussianLikeEvent):
+            rate = 1.0 if event.sampling is None else event.sampling.rate
+            noise = (event.std / rate) ** 2 / event.count
+            omega += noise * np.eye(model.dim) + (1 / rate - 1) / event.count * count / total * spread
+    noisy = np.linalg.inv(score @ np.linalg.solve(omega, score) + prior)
+    return _widths(model, encoding, exact, noisy)
+
+
+def made_up_rows(encoding: Encoding) -> np.ndarray:
+    """Rows drawn evenly within the public bounds, encoded."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for column in encoding.columns:
+        if isinstance(column, Numeric):
+            parts.append(rng.uniform(size=(_MADE_UP_ROWS, 1)))
+        else:
+            parts.append(np.eye(len(column.categories))[rng.integers(len(column.categories), size=_MADE_UP_ROWS)])
+    if encoding.intercept:
+        parts.append(np.ones((_MADE_UP_ROWS, 1)))
+    return np.concatenate(parts, axis=1)
+
+
+def _widths(model: AbstractGLM, encoding: Encoding, exact: np.ndarray, noisy: np.ndarray) -> tuple[Width, ...]:
+    sds = [np.sqrt(np.diag(covariance)).tolist() for covariance in (exact, noisy)]
+    names = model.parameter_names(encoding.feature_names)
+    return tuple(Width(name=name, not_private=a, private=b) for name, a, b in zip(names, *sds, strict=True))
+
+
+def silo_rows(study: Study, total: int) -> list[int]:
+    """Rows of each silo when `total` training rows are dealt; a split by column is taken as even."""
+    count = len(study.description.silo_names)
+    if count == 0:
+        raise InvalidInput("silos.count", "a number of silos", "nothing", "Name tables, or pass the rows of each silo.")
+    if study.silos.scheme is SplitScheme.RHO_KAPPA and study.silos.rho is not None:
+        shares = [1.0 - study.silos.rho] * (count // 2) + [1.0 + study.silos.rho] * (count - count // 2)
+        return [int(total / count * share) for share in shares]
+    return [total // count + (k < total % count) for k in range(count)]
+
+
+def counted_rows(study: Study, folder: Path) -> list[int]:
+    """Training rows of each silo from the length of the tables; the study declares these numbers public."""
+    data = study.data
+    held_out = data.test if isinstance(data.test, float) else 0.0
+    if data.files is not None:
+        lengths = [_length(folder / path, f"data.files.{name}") for name, path in data.files.items()]
+        return [length - round(held_out * length) for length in lengths]
+    if data.source is None:
+        raise InvalidInput("rows", "the number of rows", "nothing", "Pass --rows: the study names no table.")
+    length = _length(folder / data.source, "data.source")
+    return silo_rows(study, length - round(held_out * length))
+
+
+def _length(path: Path, key: str) -> int:
+    """Rows of a table, counted and not read."""
+    name = path.name.lower()
+    try:
+        if name.endswith((".csv", ".csv.gz")):
+            with (gzip.open if name.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig", newline="") as lines:
+                return sum(1 for line in csv.reader(lines) if line) - 1
+        if name.endswith(".parquet"):
+            from pyarrow import parquet
+
+            return parquet.read_metadata(path).num_rows
+        with np.load(path, allow_pickle=False) as arrays:
+            return len(arrays[arrays.files[0]])
+    except Exception:  # a parser's own text may quote a row
+        fix = "Pass --rows if the table is elsewhere."
+        raise InvalidInput(key, "a table whose rows can be counted", str(path), fix) from None

@@ -1,0 +1,260 @@
+"""Recompute the price of a run from its ledgers alone, by two methods, and compare with what the certificate claims.
+
+Nothing of the certificate is trusted. For each silo the ledger's chain is checked, the study's charges are priced by
+privacy loss distributions (upper and lower bound) and once more through Renyi divergences, which share no code with the
+former. A claim below the lower bound is refuted; a claim is confirmed only if it is at least an upper bound.
+
+The Renyi bound is looser by nature. If it alone lies within the budget, the budget holds by two independent proofs;
+otherwise the two methods must still not contradict each other: lower bound of the one <= upper bound of the other.
+
+Guarantees:
+    An honest run passes.
+    A claim below the price of the ledger is refuted.
+    A claim or a price above the study's budget is refused.
+    A changed study file is noticed.
+    A damaged posterior, or one of another study, is noticed.
+    A damaged or missing ledger is a failed check, not a crash.
+    A charge for other neighbours or another unit than the study's is noticed.
+    A silo that released and is not certified is noticed.
+    More releases than were paid are noticed.
+"""
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silobayes.core.digits import epsilon_text
+from silobayes.core.errors import InvalidInput, SiloBayesError
+from silobayes.posterior import Posterior
+from silobayes.privacy import accounting
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.ledger import Account, Ledger
+from silobayes.privacy.relation import Relation
+from silobayes.report.run_files import RunFiles
+from silobayes.study import Mode, PrivacySection, Privatise, Study
+
+# A claim is a float that went through JSON, so it comes back exactly; the margin is for another machine's mathematics.
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was checked."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiloPrice:
+    """The price of one silo's charges, by both methods, at the study's delta."""
+
+    silo: str
+    claimed: float
+    epsilon: float
+    epsilon_lower: float
+    epsilon_rdp: float
+    charges: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """All checks and the recomputed prices."""
+
+    checks: tuple[Check, ...]
+    prices: tuple[SiloPrice, ...]
+    says_private: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed, and something was checked."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON has no infinity: a bound that does not exist is null."""
+        return {
+            "passed": self.passed,
+            "is_private": self.passed and self.says_private,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "silos": [
+                {key: _finite(value) for key, value in dataclasses.asdict(price).items()} for price in self.prices
+            ],
+        }
+
+
+def verify(run: RunFiles) -> Verification:
+    """Check the certificate of `run` against its study and its ledgers."""
+    checks: list[Check] = []
+    prices: list[SiloPrice] = []
+    says_private = run.certificate.get("is_private") is True
+    study = _check_study(run, checks)
+    if study is None:
+        return Verification(checks=tuple(checks), prices=(), says_private=says_private)
+    _check_posterior(run, checks)
+    if study.privacy.mode is Mode.NONE:
+        detail = "a run without privacy must say that it is not private"
+        checks.append(Check(name="stamp", passed=not says_private, detail=detail))
+        return Verification(checks=tuple(checks), prices=(), says_private=says_private)
+    _check_terms(run.certificate, study.privacy, checks)
+    for silo in _silos(run, study, checks):
+        price = _check_silo(run, study, silo, checks)
+        if price is not None:
+            prices.append(price)
+    _check_total(run.certificate, prices, checks)
+    return Verification(checks=tuple(checks), prices=tuple(prices), says_private=says_private)
+
+
+def _check_study(run: RunFiles, checks: list[Check]) -> Study | None:
+    try:
+        study = Study.from_dict(run.study)
+    except InvalidInput as error:
+        checks.append(Check(name="study", passed=False, detail=f"study.json is not a study: {error}"))
+        return None
+    claimed = run.certificate.get("study_hash")
+    passed = claimed == study.hash
+    detail = "the certificate is about this study" if passed else "study.json is not the study that was certified"
+    checks.append(Check(name="study hash", passed=passed, detail=detail))
+    return study
+
+
+def _check_posterior(run: RunFiles, checks: list[Check]) -> None:
+    try:
+        found = Posterior.load(run.directory).provenance.get("study_hash")
+    except InvalidInput as error:
+        checks.append(Check(name="posterior", passed=False, detail=str(error)))
+        return
+    passed = found == run.certificate.get("study_hash")
+    checks.append(Check(name="posterior", passed=passed, detail="intact, and of the certified study"))
+
+
+def _check_terms(certificate: Mapping[str, Any], privacy: PrivacySection, checks: list[Check]) -> None:
+    for key in ("delta", "relation", "unit"):
+        said, meant = certificate.get(key), getattr(privacy, key)
+        passed = said == (meant if key == "delta" else meant.value)
+        checks.append(Check(name=key, passed=passed, detail=f"study: {meant}, certificate: {said}"))
+
+
+def _silos(run: RunFiles, study: Study, checks: list[Check]) -> list[Mapping[str, Any]]:
+    """The silos of the certificate; all that released something must be there, and no others."""
+    listed = run.certificate.get("silos")
+    silos = [silo for silo in listed if isinstance(silo, Mapping)] if isinstance(listed, list) else []
+    names, released = [str(silo.get("name")) for silo in silos], set(_visits(run))
+    declared = study.description.silo_names or names  # rows handed over in Python bring their own names
+    passed = bool(names) and len(set(names)) == len(names) and set(names) == released <= set(declared)
+    checks.append(Check(name="silos", passed=passed, detail=f"{len(names)} certified, {len(released)} released"))
+    return silos
+
+
+def _visits(run: RunFiles) -> Counter[str]:
+    """How often each silo released, as the trace says."""
+    return Counter(str(name) for line in run.trace for name in line.get("visited", []))
+
+
+def _check_silo(run: RunFiles, study: Study, silo: Mapping[str, Any], checks: list[Check]) -> SiloPrice | None:
+    name = str(silo.get("name"))
+    try:
+        account = _account(run.directory / str(silo.get("ledger")), str(run.certificate.get("account")))
+        entries = account.entries()
+    except (SiloBayesError, OSError) as error:
+        checks.append(Check(name=f"{name}: ledger", passed=False, detail=" ".join(str(error).split())))
+        return None
+    checks.append(Check(name=f"{name}: ledger", passed=True, detail=f"chain intact, {len(entries)} charges"))
+    privacy = study.privacy
+    assert privacy.epsilon is not None  # in mode dp a study has all four
+    same = all(entry.relation is privacy.relation and entry.unit is privacy.unit for entry in entries)
+    checks.append(Check(name=f"{name}: terms", passed=same, detail="charged for the study's neighbours and unit"))
+    events = [entry.event for entry in entries]
+    if not events:
+        checks.append(Check(name=f"{name}: charges", passed=False, detail="nothing was charged for this study"))
+        return None
+    checks.append(_check_releases(run, name, events))
+    price = _price(name, silo, events, privacy)
+    checks += _judge(price, privacy.epsilon)
+    return price
+
+
+def _check_releases(run: RunFiles, name: str, events: list[AbstractEvent]) -> Check:
+    """No more noise was drawn than was paid for: steps of an optimisation are paid one by one."""
+    settings = run.facts.get("settings", {})
+    each = settings.get("steps", 1) if settings.get("privatise") == Privatise.DP_OPTIMISATION.value else 1
+    released, paid = _visits(run)[name] * each, sum(event.count for event in events)
+    return Check(name=f"{name}: releases", passed=released <= paid, detail=f"{released} released, {paid} paid")
+
+
+def _account(path: Path, study: str) -> Account:
+    for account in Ledger.open(path).accounts():
+        if account.study == study:
+            return account
+    raise InvalidInput("ledger", f"an account of study {study}", str(path), "Pass the directory of the run.")
+
+
+def _price(name: str, silo: Mapping[str, Any], events: list[AbstractEvent], privacy: PrivacySection) -> SiloPrice:
+    assert privacy.delta is not None
+    assert privacy.relation is not None
+    epsilon, epsilon_lower, epsilon_rdp = _bounds(accounting.merge(events), privacy.relation, privacy.delta)
+    return SiloPrice(
+        silo=name,
+        claimed=_number(silo.get("epsilon")),
+        epsilon=epsilon,
+        epsilon_lower=epsilon_lower,
+        epsilon_rdp=epsilon_rdp,
+        charges=len(events),
+    )
+
+
+@functools.lru_cache(maxsize=64)  # hundreds of silos have a handful of different bills
+def _bounds(events: tuple[AbstractEvent, ...], relation: Relation, delta: float) -> tuple[float, float, float]:
+    pld = accounting.price(events, relation=relation, delta=delta)
+    try:
+        rdp = accounting.price(events, relation=relation, delta=delta, accountant="rdp").epsilon
+    except InvalidInput:  # some events have no Renyi bound
+        rdp = math.inf
+    return pld.epsilon, pld.epsilon_lower, rdp
+
+
+def _judge(price: SiloPrice, budget: float) -> list[Check]:
+    best = min(price.epsilon, price.epsilon_rdp)
+    return [
+        Check(
+            name=f"{price.silo}: claim",
+            passed=price.claimed >= best * (1.0 - _SAME),  # false for NaN
+            detail=f"claimed {epsilon_text(price.claimed)}, recomputed at most {epsilon_text(best)}",
+        ),
+        Check(
+            name=f"{price.silo}: budget",
+            passed=price.claimed <= budget and best <= budget,
+            detail=f"budget {budget:g}, recomputed at most {epsilon_text(best)}",
+        ),
+        Check(
+            name=f"{price.silo}: second method",
+            passed=price.epsilon_rdp >= price.epsilon_lower * (1.0 - _SAME),
+            detail=f"Renyi bound {epsilon_text(price.epsilon_rdp)}"
+            + (", within the budget too" if price.epsilon_rdp <= budget else ", looser by nature; no contradiction"),
+        ),
+    ]
+
+
+def _check_total(certificate: Mapping[str, Any], prices: list[SiloPrice], checks: list[Check]) -> None:
+    claimed = _number(certificate.get("epsilon"))
+    worst = max((price.claimed for price in prices), default=math.nan)
+    checks.append(
+        Check(
+            name="largest epsilon",
+            passed=claimed >= worst,
+            detail=f"claimed {epsilon_text(claimed)}, silos {epsilon_text(worst)}",
+        )
+    )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+
+
+def _finite(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else None

@@ -1,0 +1,131 @@
+"""The run directory: what a run leaves behind and what it goes on from.
+
+    study.json          the study, in its canonical form
+    run.json            run id, seed, names and sizes of the silos, settings
+    ledgers/            one ledger per silo, unless a site brings its own
+    checkpoint*.{json,npz}  the state after the last step, while the run is not finished
+    trace.jsonl         what was released, a line per step
+    posterior.{npz,json}, metrics.json, certificate.json    when the run is finished; the certificate comes last
+
+Guarantees:
+    A directory that holds a run is not overwritten.
+    Resuming with a changed study is refused.
+    Two processes cannot run in one directory.
+    A checkpoint older than what was released is refused.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from silobayes.core.errors import InvalidInput
+from silobayes.runs import checkpoint
+from silobayes.runs.files import append_line, read_json, write_bytes, write_json
+
+State = TypeVar("State")
+STUDY, RUN, TRACE, METRICS, CERTIFICATE, LEDGERS = (
+    "study.json",
+    "run.json",
+    "trace.jsonl",
+    "metrics.json",
+    "certificate.json",
+    "ledgers",
+)
+_FIX = "Pass the directory that `silobayes run` wrote."
+
+
+class RunDirectory:
+    """One run on disk."""
+
+    def __init__(self, path: Path, study_hash: str, facts: Mapping[str, Any]) -> None:
+        self.path = path
+        self.study_hash = study_hash
+        self.facts = dict(facts)
+
+    @classmethod
+    def create(cls, path: Path, study: Mapping[str, Any], study_hash: str, facts: Mapping[str, Any]) -> "RunDirectory":
+        """A new run; refuse a directory that already holds one."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            fix = "Choose another directory, or `silobayes resume` that run."
+            raise InvalidInput("out", "a new or empty directory", str(path), fix)
+        (path / LEDGERS).mkdir(parents=True, mode=0o700)
+        facts = {**facts, "run_id": secrets.token_hex(8), "study_hash": study_hash}
+        write_json(path / STUDY, dict(study))
+        write_json(path / RUN, facts)
+        return cls(path, study_hash, facts)
+
+    @classmethod
+    def open(cls, path: Path, study_hash: str | None = None) -> "RunDirectory":
+        """An existing run; refuse it if it belongs to another study than the one with `study_hash`."""
+        path = Path(path)
+        facts = read_json(path / RUN, _FIX)
+        if study_hash is not None and facts.get("study_hash") != study_hash:
+            fix = "Resume with the study that the run was started with, or start a new run."
+            raise InvalidInput("study", "the study of the run", "a changed one", fix)
+        return cls(path, str(facts.get("study_hash")), facts)
+
+    @property
+    def is_finished(self) -> bool:
+        """The certificate is written last."""
+        return (self.path / CERTIFICATE).exists()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out: two of them would draw twice what was paid once."""
+        handle = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidInput("out", "a run that nobody is running", str(self.path), "Wait for it.") from None
+            yield
+        finally:
+            os.close(handle)
+
+    def study(self) -> dict[str, Any]:
+        """The study that the run was started with."""
+        return read_json(self.path / STUDY, _FIX)
+
+    def save_step(self, state: Any, step: int, trace: Mapping[str, Any]) -> None:
+        """Checkpoint, then the line of the trace: only now the step counts as released."""
+        line = {"step": step, **trace}
+        checkpoint.save(self.path, state, step=step, study_hash=self.study_hash, trace=line)
+        append_line(self.path / TRACE, json.dumps(line, allow_nan=False))
+
+    def load_step(self, template: State) -> tuple[State, int]:
+        """The state to go on from: `template` if no step was finished."""
+        lines = self._trace_lines()
+        found = checkpoint.load(self.path, template, study_hash=self.study_hash)
+        if found is None:
+            state, step = template, 0
+        else:
+            state, step, line = found
+            if len(lines) == step - 1:  # the process died between the two writes
+                append_line(self.path / TRACE, json.dumps(line, allow_nan=False))
+                lines.append(json.dumps(line))
+        if len(lines) != step:
+            fix = "Noise for released steps must not be drawn again; bring back the newest checkpoint."
+            raise InvalidInput("checkpoint", f"the state after step {len(lines)}", f"that after {step}", fix)
+        return state, step
+
+    def _trace_lines(self) -> list[str]:
+        path = self.path / TRACE
+        if not path.exists():
+            return []
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a torn last line was never acknowledged; its checkpoint brings it back
+            write_bytes(path, whole.encode())
+        return whole.splitlines()
+
+    def finish(self, metrics: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+        """Write the last files and remove the private state."""
+        write_json(self.path / METRICS, dict(metrics))
+        write_json(self.path / CERTIFICATE, dict(certificate))
+        checkpoint.remove(self.path)

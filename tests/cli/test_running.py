@@ -1,0 +1,200 @@
+"""`silobayes plan | run | resume` on a small study, from the study file to a verified report."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from silobayes.cli.main import main
+from silobayes.engines import local
+from silobayes.posterior import Posterior
+from silobayes.privacy.ledger import Budget, Ledger
+from silobayes.privacy.relation import Relation, Unit
+
+STUDY = """
+[study]
+name = "small"
+[data]
+source = "rows.csv"
+target = "died"
+classes = ["no", "yes"]
+public = ["rows", "test"]
+test = 0.25
+[data.bounds]
+age = [0, 100]
+[silos]
+count = 2
+[model]
+kind = "logistic_regression"
+[privacy]
+epsilon = 1.0
+delta = 1e-5
+relation = "substitute"
+unit = "row"
+[protocol]
+rounds = 2
+steps = 3
+sample_rate = 0.5
+"""
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def write_study(folder: Path, text: str = STUDY) -> Path:
+    rng = np.random.default_rng(1)
+    age = rng.uniform(0, 100, 160).round(2)
+    died = np.where(rng.uniform(size=160) < age / 100, "yes", "no")
+    pd.DataFrame({"age": age, "died": died}).to_csv(folder / "rows.csv", index=False)
+    (folder / "study.toml").write_text(text)
+    return folder / "study.toml"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    study = write_study(tmp_path_factory.mktemp("ran"))
+    result = invoke("run", study, "--json")
+    assert result.exit_code == 0, result.output
+    return study, json.loads(result.stdout)
+
+
+def test_run_ends_with_the_object_of_the_stable_surface(ran: tuple[Path, dict]) -> None:
+    study, ended = ran
+    assert {"metrics", "privacy", "communications", "timing", "posterior"} <= set(ended)
+    assert 0.0 <= ended["metrics"]["accuracy"] <= 1.0
+    assert ended["privacy"]["epsilon"] <= 1.0
+    assert set(ended["privacy"]["per_silo"]) == {"silo-00", "silo-01"}
+    assert ended["privacy"]["unit"] == "row"
+    assert ended["communications"]["messages"] == 8
+    assert Path(ended["posterior"]).parent == study.parent / "study-run"
+    assert Posterior.load(Path(ended["posterior"]).parent).names == ("age", "intercept")
+
+
+def test_what_ran_is_what_was_planned(ran: tuple[Path, dict]) -> None:
+    study, ended = ran
+    planned = json.loads(invoke("plan", study, "--json").stdout)
+    certificate = json.loads((Path(ended["directory"]) / "certificate.json").read_text())
+    assert planned["study_hash"] == certificate["study_hash"]
+    assert [silo["event"] for silo in planned["silos"]] == [silo["event"] for silo in certificate["silos"]]
+    assert planned["messages"] == ended["communications"]["messages"]
+
+
+def test_a_real_run_is_verified_and_reported(ran: tuple[Path, dict]) -> None:
+    directory = ran[1]["directory"]
+    assert json.loads(invoke("verify", directory, "--json").stdout)["passed"] is True
+    html = Path(json.loads(invoke("report", directory, "--json").stdout)["html"]).read_text(encoding="utf-8")
+    assert "FAILED" not in html
+    assert "NOT PRIVATE" not in html
+
+
+def test_resuming_a_finished_run_shows_it_and_charges_nothing(ran: tuple[Path, dict]) -> None:
+    result = invoke("resume", ran[1]["directory"], "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == ran[1]
+    table = invoke("resume", ran[1]["directory"])
+    assert "95 % interval" in table.stdout
+    assert "epsilon" in table.stdout
+
+
+def test_a_second_run_does_not_overwrite_the_first(ran: tuple[Path, dict]) -> None:
+    result = invoke("run", ran[0])
+    assert result.exit_code == 2
+    assert "silobayes resume" in result.stderr
+
+
+def test_another_seed_is_another_study(ran: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def stop(inputs, out, progress):
+        seen.update(seed=inputs.study.study.seed, hash=inputs.study.hash, rows=inputs.silos[0].x)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "run", stop)
+    first = []
+    for seed in (1, 2):
+        result = invoke("run", ran[0], "--seed", seed, "--out", tmp_path / "run")
+        assert result.exit_code == 130
+        assert "nothing was charged" in result.stderr
+        assert seen["seed"] == seed
+        first.append(seen["rows"])
+    assert seen["hash"] != ran[1]["study_hash"]
+    assert not np.array_equal(*first)
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = write_study(tmp_path)
+    whole = local.run
+
+    def interrupted(inputs, out, progress):
+        def stop(state):
+            progress(state)
+            raise KeyboardInterrupt
+
+        return whole(inputs, out, stop)
+
+    monkeypatch.setattr(local, "run", interrupted)
+    result = invoke("run", study, "--out", tmp_path / "elsewhere" / "run")
+    assert result.exit_code == 130
+    command = result.stderr.rstrip().rsplit("silobayes ", 1)[1]
+    done = invoke(*command.split(), "--json")
+    assert done.exit_code == 0, done.output
+    ended = json.loads(done.stdout)
+    assert ended["privacy"]["epsilon"] <= 1.0  # the one charge
+    assert invoke("verify", ended["directory"]).exit_code == 0
+
+
+def test_a_sites_own_ledger_pays_and_refuses(ran: tuple[Path, dict], tmp_path: Path) -> None:
+    budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+    ledger = Ledger.create(tmp_path / "site.ledger", budget)
+    arguments = ["run", ran[0], "--ledger", f"silo-01={tmp_path / 'site.ledger'}", "--json", "--out"]
+    first = invoke(*arguments, tmp_path / "first")
+    assert first.exit_code == 0, first.output
+    assert len(ledger.entries()) == 1
+    assert invoke("verify", tmp_path / "first").exit_code == 0
+    again = invoke(*arguments, tmp_path / "again")
+    assert again.exit_code == 1
+    assert "budget" in again.stderr
+    assert len(ledger.entries()) == 1
+    assert invoke("run", ran[0], "--ledger", "silo-01").exit_code == 2
+
+
+def test_a_run_without_privacy_is_stamped(tmp_path: Path) -> None:
+    text = STUDY.split("[privacy]")[0] + '[privacy]\nmode = "none"\n[protocol]\nrounds = 1\nsteps = 3\n'
+    study = write_study(tmp_path, text)
+    result = invoke("run", study)
+    assert result.exit_code == 0, result.output
+    assert "NOT PRIVATE" in result.stdout
+    ended = json.loads(invoke("resume", tmp_path / "study-run", "--json").stdout)
+    assert ended["privacy"]["epsilon"] is None
+    assert "NOT PRIVATE, and that is so" in invoke("verify", tmp_path / "study-run").stdout
+    html = Path(json.loads(invoke("report", tmp_path / "study-run", "--json").stdout)["html"]).read_text()
+    assert "NOT PRIVATE" in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["plan", "study.toml", "--rows", "many"], "--rows"),
+        (["plan", "none.toml"], "study"),
+        (["run", "study.toml", "--seed", "-1"], "study.seed"),
+        (["resume", "none"], "run.json"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert not (tmp_path / "study-run").exists()
+
+
+def test_a_plan_for_people(ran: tuple[Path, dict]) -> None:
+    result = invoke("plan", ran[0], "--rows", 5000)
+    assert result.exit_code == 0
+    for text in ("noise std", "dp_optimisation", "Each site sends", "not private", "2500"):
+        assert text in result.output, text

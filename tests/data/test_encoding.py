@@ -1,0 +1,219 @@
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.encoding import (
+    Categorical,
+    ClassTarget,
+    CountTarget,
+    Encoding,
+    Numeric,
+    Outside,
+    RealTarget,
+)
+
+CANARY = "canary-7341"
+COLUMNS = (Numeric(name="age", low=0.0, high=100.0, typical=0.0), Categorical(name="ward", categories=("a", "b", "c")))
+
+
+def encoding(**changes) -> Encoding:
+    given = {
+        "columns": COLUMNS,
+        "target": ClassTarget(name="died", classes=("no", "yes")),
+        "person": None,
+        "unused": (),
+        "outside": Outside.REFUSE,
+        "intercept": True,
+    }
+    return Encoding(**(given | changes))
+
+
+def frame(**changes) -> pd.DataFrame:
+    return pd.DataFrame({"age": [25, 100], "ward": ["c", "a"], "died": ["yes", "no"]} | changes)
+
+
+def refusal(given: Encoding, table: pd.DataFrame) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        given.encode(table, "north")
+    assert CANARY not in str(caught.value)
+    assert "north" in str(caught.value)
+    return caught.value
+
+
+def test_the_encoding_by_hand():
+    x, y, persons = encoding(unused=("note",)).encode(frame(note=[CANARY, ""]), "north")
+    assert encoding().feature_names == ("age", "ward=a", "ward=b", "ward=c", "intercept")
+    np.testing.assert_array_equal(x, np.array([[0.25, 0, 0, 1, 1], [1, 1, 0, 0, 1]], np.float32))
+    np.testing.assert_array_equal(y, [1, 0])
+    assert (x.dtype, y.dtype, persons) == (np.float32, np.int32, None)
+    without = encoding(intercept=False)
+    np.testing.assert_array_equal(without.encode_features(frame()), x[:, :-1])
+    assert without.feature_names == encoding().feature_names[:-1]
+
+
+def test_texts_and_numbers_encode_alike():
+    table = frame()
+    expected = encoding().encode(table, "north")[0]
+    for same in (
+        table.astype(str),
+        table.astype({"age": "float32"}),
+        table.astype({"age": "Int64", "ward": "category"}),
+    ):
+        np.testing.assert_array_equal(encoding().encode(same, "north")[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("cells", "categories"),
+    [
+        ([1, 3, 2], (1, 2, 3)),
+        (["1", "3.0", " 2"], (1, 2, 3)),
+        ([1.0, 3.0, 2.0], (1, 2, 3)),
+        ([1, 3, 2], ("1", "2", "3")),
+        ([True, False, False], ("true", "maybe", "false")),
+    ],
+)
+def test_categories_are_compared_as_they_are_listed(cells, categories):
+    given = encoding(columns=(Categorical(name="c", categories=categories),), target=None)
+    expected = np.eye(3)[[0, 2, 2 if categories[0] == "true" else 1]]
+    np.testing.assert_array_equal(given.encode(pd.DataFrame({"c": cells}), "north")[0][:, :3], expected)
+
+
+@pytest.mark.parametrize("cell", [math.nan, math.inf, -math.inf, None, "", "nan", "inf", CANARY, "1,5", pd.NaT, [1]])
+def test_cells_that_are_no_finite_numbers_are_refused(cell):
+    for outside in Outside:
+        error = refusal(encoding(outside=outside), frame(age=pd.Series([3, cell], dtype=object)))
+        assert error.key == "data.bounds.age"
+        assert "rule 3" in str(error)
+
+
+def test_dates_and_complex_numbers_are_no_numbers():
+    for cells in (pd.to_datetime(["2020-01-01", "2020-01-02"]), np.array([1j, 1.0])):
+        assert "rule 3" in str(refusal(encoding(outside=Outside.CLIP), frame(age=cells)))
+
+
+@pytest.mark.parametrize("cell", [-0.001, 100.001, 73417341.0, -1e300])
+def test_numbers_outside_their_bounds_are_refused_or_clipped(cell):
+    error = refusal(encoding(), frame(age=[3, cell]))
+    assert error.key == "data.bounds.age"
+    assert "rule 4" in str(error)
+    assert str(cell) not in str(error)
+    assert "73417341" not in str(error)
+    x, _, _ = encoding(outside=Outside.CLIP).encode(frame(age=[3, cell]), "north")
+    assert x[1, 0] == (1.0 if cell > 0 else 0.0)
+
+
+@pytest.mark.parametrize("cell", [CANARY, "", "A", "a ", None, math.nan, 1, ["a"]])
+def test_categories_that_are_not_listed_are_refused(cell):
+    for outside in Outside:
+        error = refusal(encoding(outside=outside), frame(ward=pd.Series(["a", cell], dtype=object)))
+        assert error.key == "data.bounds.ward"
+        assert "rule 5" in str(error)
+
+
+@pytest.mark.parametrize("cell", [CANARY, None, "NO"])
+def test_classes_that_are_not_listed_are_refused(cell):
+    error = refusal(encoding(), frame(died=["yes", cell]))
+    assert error.key == "data.target"
+    assert "rule 6" in str(error)
+
+
+def test_a_missing_target_column_is_refused():
+    error = refusal(encoding(), frame().drop(columns="died"))
+    assert error.key == "data.target"
+    assert "rule 1" in str(error)
+    np.testing.assert_array_equal(encoding().encode_features(frame().drop(columns="died")).shape, (2, 5))
+
+
+def test_missing_and_extra_columns_are_refused():
+    missing = refusal(encoding(), frame().drop(columns="age"))
+    assert missing.key == "data.features"
+    assert "'age'" in str(missing)
+    extra = refusal(encoding(), frame(**{CANARY: [1, 2]}))
+    assert extra.key == "data.features"
+    assert "1 more columns" in str(extra)
+    twice = pd.concat([frame(), frame()[["age"]]], axis=1)
+    assert "twice" in str(refusal(encoding(), twice))
+
+
+def test_an_empty_table_is_refused():
+    assert "rule 2" in str(refusal(encoding(), frame().iloc[:0]))
+
+
+def test_counts_are_whole_numbers_within_bounds():
+    given = encoding(target=CountTarget(name="died", low=0.0, high=9.0))
+    _, y, _ = given.encode(frame(died=["3", "9.0"]), "north")
+    assert y.tolist() == [3.0, 9.0]
+    assert y.dtype == np.float32
+    assert "rule 7" in str(refusal(given, frame(died=[3, 2.5])))
+    assert "rule 4" in str(refusal(given, frame(died=[3, 10])))
+    assert "rule 6" in str(refusal(given, frame(died=["3", CANARY])))
+
+
+def test_without_a_target_y_is_zero():
+    _, y, _ = encoding(target=None).encode(frame().drop(columns="died"), "north")
+    assert y.tolist() == [0.0, 0.0]
+
+
+def test_persons_are_numbered_within_a_silo():
+    given = encoding(person="who")
+    _, _, persons = given.encode(frame(who=[CANARY, CANARY]), "north")
+    assert persons is not None
+    assert persons.tolist() == [0, 0]
+    for cell in ("", None):
+        error = refusal(given, frame(who=["p", cell]))
+        assert error.key == "data.unit"
+        assert "rule 8" in str(error)
+    assert refusal(given, frame()).key == "data.features"
+
+
+ranges = st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)).filter(
+    lambda pair: pair[1] - pair[0] > 1e-6 * max(map(abs, pair))
+)
+
+
+@given(ranges, st.floats(0, 1), st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_features_lie_between_minus_one_and_one(bounds, share, cells):
+    low, high = bounds
+    column = Numeric(name="v", low=low, high=high, typical=min(max(low + share * (high - low), low), high))
+    given = encoding(columns=(column,), target=None, outside=Outside.CLIP)
+    x, _, _ = given.encode(pd.DataFrame({"v": cells}), "north")
+    assert np.all(np.abs(x) <= 1.0)
+    assert np.all(np.linalg.norm(x.astype(float), axis=1) <= given.max_row_norm)
+
+
+@given(ranges, st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_a_target_lies_within_its_bounds(bounds, cells):
+    low, high = bounds
+    given = encoding(target=RealTarget(name="died", low=low, high=high), outside=Outside.CLIP)
+    number = len(cells)
+    _, y, _ = given.encode(pd.DataFrame({"age": [1.0] * number, "ward": ["a"] * number, "died": cells}), "north")
+    # Compared as float64: 0.1 is a bound that the nearest float32 exceeds.
+    assert np.all((y.astype(float) >= low) & (y.astype(float) <= high))
+    middle = [(low + high) / 2]
+    accepted = encoding(target=RealTarget(name="died", low=low, high=high)).encode(
+        pd.DataFrame({"age": [1.0], "ward": ["a"], "died": middle}), "north"
+    )[1]
+    assert accepted[0] == pytest.approx(middle[0], rel=1e-6, abs=high - low)
+
+
+@given(st.permutations(range(6)), st.integers(0, 5))
+def test_a_row_does_not_see_the_other_rows(order, removed):
+    table = pd.DataFrame(
+        {"age": [0, 10, 20, 30, 40, 50], "ward": list("abcabc"), "died": ["no", "yes", "no", "no", "no", "yes"]}
+    )
+    x, y, _ = encoding().encode(table, "north")
+    kept = [row for row in order if row != removed]
+    x_kept, y_kept, _ = encoding().encode(table.iloc[kept], "north")
+    np.testing.assert_array_equal(x_kept, x[kept])
+    np.testing.assert_array_equal(y_kept, y[kept])
+
+
+def test_the_largest_row_reaches_the_norm_bound():
+    x = encoding().encode_features(frame(age=[100, 100]))
+    assert np.linalg.norm(x[0]) == pytest.approx(encoding().max_row_norm)
+    assert encoding(intercept=False).max_row_norm == pytest.approx(math.sqrt(2.0))

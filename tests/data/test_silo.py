@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.silo import Silo, concatenate
+
+
+def test_the_text_of_a_silo_holds_no_rows():
+    silo = Silo(name="north", x=np.full((2, 2), 12345.0), y=np.array([54321.0, 0.0]), persons=np.array([777, 777]))
+    assert repr(silo) == str(silo) == "Silo(name='north')"
+
+
+def test_arrays_get_the_types_that_models_expect():
+    silo = Silo(name="a", x=np.eye(2), y=np.array([True, False]))
+    assert (silo.x.dtype, silo.y.dtype, silo.num_rows, silo.num_features) == (np.float32, np.int32, 2, 2)
+    assert Silo(name="a", x=np.eye(2), y=np.array([0.5, 1.0])).y.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"x": np.zeros((0, 2)), "y": np.zeros(0)},
+        {"x": np.zeros((2, 0))},
+        {"x": np.zeros(2)},
+        {"x": np.array([["a", "b"], ["c", "d"]])},
+        {"x": np.array([[np.nan, 0.0], [0.0, 0.0]])},
+        {"x": np.array([[1e300, 0.0], [0.0, 0.0]])},
+        {"y": np.array([np.inf, 0.0])},
+        {"y": np.zeros(3)},
+        {"y": np.zeros((2, 1))},
+        {"persons": np.zeros(3, int)},
+        {"persons": np.zeros(2)},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_a_silo_has_rows_and_finite_numbers(harm):
+    with pytest.raises(InvalidInput, match="silo a"):
+        Silo(**({"name": "a", "x": np.eye(2), "y": np.zeros(2)} | harm))
+
+
+def test_concatenated_silos_keep_their_persons_apart():
+    parts = [Silo(name=n, x=np.eye(3), y=np.arange(3), persons=np.array([0, 1, 1])) for n in "ab"]
+    whole = concatenate("all", parts)
+    assert whole.persons is not None
+    assert whole.persons.tolist() == [0, 1, 1, 2, 3, 3]
+    assert whole.take("few", np.array([4, 0])).y.tolist() == [1, 0]

@@ -1,0 +1,240 @@
+"""A run as its user sees it: directory, ledgers, certificate; interrupted and resumed."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import silobayes
+from silobayes.core.errors import BudgetExceeded, InvalidInput
+from silobayes.engines.fitting import build_model
+from silobayes.engines.local import Inputs, resume, run
+from silobayes.posterior import Posterior
+from silobayes.privacy.ledger import Budget, Ledger
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.study import Study
+from tests.engines.cases import MODEL, NAMES, make_silo, make_silos, make_study
+
+PROTOCOLS = {
+    "none": {"mode": "none", "rounds": 4, "steps": 20},
+    "dp_optimisation": {"privatise": "dp_optimisation", "rounds": 4, "steps": 10, "sample_rate": 0.3},
+    "virtual_clients": {"privatise": "virtual_clients", "rounds": 4, "steps": 10, "shards": 5},
+    "asynchronous": {"privatise": "dp_optimisation", "rounds": 2, "steps": 10, "schedule": "asynchronous"},
+}
+SITE = Budget(epsilon=1.2, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+
+
+def make_inputs(noise_seed=3, silos=None, test=None, **study) -> Inputs:
+    silos = make_silos() if silos is None else silos
+    return Inputs(study=make_study(**study), model=MODEL, silos=silos, test=test, names=NAMES, noise_seed=noise_seed)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(step: int):
+    def progress(now):
+        if now.step == step:
+            raise Stop
+
+    return progress
+
+
+def charges(directory) -> list[int]:
+    return [len(Ledger.open(path).entries()) for path in sorted((directory / "ledgers").glob("*.ledger"))]
+
+
+def same(first: Posterior, second: Posterior) -> bool:
+    return np.array_equal(first.eta.linear, second.eta.linear) and np.array_equal(
+        first.eta.quadratic, second.eta.quadratic
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "asynchronous" else ()) for name in PROTOCOLS]
+)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does_and_charges_once(name, tmp_path):
+    inputs = make_inputs(**PROTOCOLS[name])
+    whole = run(inputs, tmp_path / "whole")
+    for step in (1, 3):
+        out = tmp_path / f"stopped-{step}"
+        with pytest.raises(Stop):
+            run(inputs, out, stop_after(step))
+        with pytest.raises(Stop):
+            resume(inputs, out, stop_after(step + 1))
+        assert same(resume(inputs, out), whole)
+        assert (out / "trace.jsonl").read_text() == (tmp_path / "whole" / "trace.jsonl").read_text()
+        assert charges(out) == ([] if name == "none" else [1, 1, 1])
+    assert same(resume(inputs, tmp_path / "whole"), whole)  # a finished run is only read
+
+
+def test_real_noise_differs_between_runs_and_fixed_noise_is_stamped(tmp_path):
+    private = [run(make_inputs(noise_seed=None, **PROTOCOLS["virtual_clients"]), tmp_path / name) for name in "ab"]
+    assert not same(*private)
+    run(make_inputs(**PROTOCOLS["virtual_clients"]), tmp_path / "fixed")
+    stamps = {name: json.loads((tmp_path / name / "certificate.json").read_text()) for name in ("a", "fixed")}
+    assert stamps["a"]["is_private"] is True
+    assert stamps["fixed"]["is_private"] is False
+    assert "NOT PRIVATE" in stamps["fixed"]["stamp"]
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    """kill -9 after the first step; the run goes on in another process and every silo has paid once."""
+    out = tmp_path / "run"
+    script = (
+        "import sys, time; from pathlib import Path; from tests.engines.test_local import *\n"
+        "inputs = make_inputs(noise_seed=None, **PROTOCOLS['dp_optimisation'])\n"
+        "run(inputs, Path(sys.argv[1]), lambda now: time.sleep(60))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(out)])
+    deadline = time.monotonic() + 120
+    while not (out / "trace.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (out / "trace.jsonl").exists()
+    seen = []
+    resume(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), out, lambda now: seen.append(now.step))
+    assert seen == [2, 3, 4]
+    assert charges(out) == [1, 1, 1]
+
+
+def test_a_changed_study_is_refused(tmp_path):
+    with pytest.raises(Stop):
+        run(make_inputs(**PROTOCOLS["dp_optimisation"]), tmp_path / "run", stop_after(1))
+    for change in ({"epsilon": 2.0}, {"rounds": 5}, {"seed": 1}):
+        with pytest.raises(InvalidInput, match="study"):
+            resume(make_inputs(**{**PROTOCOLS["dp_optimisation"], **change}), tmp_path / "run")
+    with pytest.raises(InvalidInput, match="silos"):
+        resume(make_inputs(silos=make_silos((80, 100, 121)), **PROTOCOLS["dp_optimisation"]), tmp_path / "run")
+
+
+def test_a_corrupt_checkpoint_is_refused(tmp_path):
+    inputs = make_inputs(**PROTOCOLS["dp_optimisation"])
+    with pytest.raises(Stop):
+        run(inputs, tmp_path / "run", stop_after(2))
+    path = tmp_path / "run" / "checkpoint-2.npz"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(InvalidInput, match="checkpoint"):
+        resume(inputs, tmp_path / "run")
+
+
+def test_the_certificate_says_what_was_paid(tmp_path):
+    run(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), tmp_path / "run")
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert 0.99 < certificate["epsilon"] <= 1.0
+    assert certificate["noise"].startswith("float32")
+    assert [silo["name"] for silo in certificate["silos"]] == ["silo-0", "silo-1", "silo-2"]
+    for silo in certificate["silos"]:
+        ledger = Ledger.open(tmp_path / "run" / silo["ledger"])
+        (account,) = ledger.accounts()
+        assert account.study == certificate["account"]
+        assert account.spent().epsilon == silo["epsilon"]
+        (entry,) = ledger.entries()
+        assert entry.event.count == 40
+
+
+def test_a_sites_own_ledger_pays_for_several_runs_until_it_is_exhausted(tmp_path):
+    ledger = Ledger.create(tmp_path / "site.ledger", SITE)
+    inputs = dataclasses.replace(
+        make_inputs(**PROTOCOLS["virtual_clients"]), ledgers={"silo-1": tmp_path / "site.ledger"}
+    )
+    run(inputs, tmp_path / "first")
+    assert len(ledger.entries()) == 1
+    with pytest.raises(BudgetExceeded, match="No silo was charged"):
+        run(inputs, tmp_path / "second")
+    assert len(ledger.entries()) == 1
+    assert charges(tmp_path / "second") in ([], [0])
+    with pytest.raises(InvalidInput, match="ledgers"):
+        run(dataclasses.replace(inputs, ledgers={"other": tmp_path / "site.ledger"}), tmp_path / "third")
+
+
+def test_a_ledger_for_other_neighbours_is_refused(tmp_path):
+    Ledger.create(tmp_path / "site.ledger", dataclasses.replace(SITE, relation=Relation.ADD_REMOVE))
+    inputs = dataclasses.replace(
+        make_inputs(**PROTOCOLS["virtual_clients"]), ledgers={"silo-0": tmp_path / "site.ledger"}
+    )
+    with pytest.raises(InvalidInput, match="relation"):
+        run(inputs, tmp_path / "run")
+
+
+def test_whole_persons_are_protected_by_perturbing_methods(tmp_path):
+    silos = [dataclasses.replace(silo, persons=np.arange(silo.num_rows) // 3) for silo in make_silos()]
+    study = {"unit": "person", **PROTOCOLS["virtual_clients"]}
+    run(make_inputs(silos=silos, **study), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "certificate.json").read_text())["unit"] == "person"
+
+
+def test_progress_tells_what_each_silo_has_spent(tmp_path):
+    seen = []
+    run(make_inputs(**PROTOCOLS["dp_optimisation"]), tmp_path / "run", seen.append)
+    assert [now.step for now in seen] == [1, 2, 3, 4]
+    assert set(seen[0].epsilons) == {"silo-0", "silo-1", "silo-2"}
+    for name, epsilon in seen[-1].epsilons.items():
+        assert epsilon + seen[-1].epsilons_left[name] == pytest.approx(1.0)
+
+
+def test_fit_runs_a_study_and_reads_a_finished_one(tmp_path):
+    study, silos = make_study(**PROTOCOLS["none"]), make_silos()
+    first = silobayes.fit(study, silos, out=tmp_path / "run")
+    assert first.names == NAMES
+    assert same(silobayes.fit(study, silos, out=tmp_path / "run"), first)
+    assert first.summary().loc["x0", "mean"] > 0.5
+    with pytest.raises(InvalidInput, match="features"):
+        silobayes.fit(study, [make_silo("a", 30, 0).take("b", np.arange(5)), _narrow()], out=tmp_path / "other")
+
+
+def _narrow():
+    silo = make_silo("narrow", 10, 0)
+    return dataclasses.replace(silo, x=silo.x[:, :2])
+
+
+def test_metrics_are_those_of_the_test_rows(tmp_path):
+    test = make_silo("test", 400, seed=77)
+    posterior = run(make_inputs(test=test, **PROTOCOLS["none"]), tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["metrics"]
+    assert metrics["accuracy"] == pytest.approx(np.mean(posterior.predict(test.x) == test.y))
+    assert 0.7 < metrics["auc"] < 1.0
+    assert metrics["log_likelihood"] == pytest.approx(float(posterior.log_likelihood(test.x, test.y).mean()))
+
+
+def test_auc_counts_ordered_pairs():
+    from silobayes.runs.metrics import area_under_curve
+
+    rng = np.random.default_rng(0)
+    scores, labels = rng.integers(0, 6, size=80) / 6, rng.integers(2, size=80)
+    pairs = [np.sign(a - b) / 2 + 0.5 for a in scores[labels == 1] for b in scores[labels == 0]]
+    assert area_under_curve(scores, labels) == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "data", "expected"),
+    [
+        ("logistic_regression", {}, {"classes": [0, 1]}, "LogisticRegression"),
+        ("softmax_regression", {}, {"classes": [0, 1, 2]}, "SoftmaxRegression"),
+        ("mlp", {"hidden": [5]}, {"classes": [0, 1]}, "BinaryMLP"),
+        ("mlp", {"hidden": [5]}, {"classes": [0, 1, 2]}, "ClassesMLP"),
+        ("mlp", {"hidden": [5], "noise_stddev": 1.0}, {"target_bounds": [0, 1]}, "RealMLP"),
+        ("linear_regression", {"noise_stddev": 1.0}, {"target_bounds": [0, 1]}, "LinearRegression"),
+        ("linear_regression", {}, {"target_bounds": [0, 1]}, "LinearRegressionUnknownNoise"),
+        ("poisson_regression", {}, {"target_bounds": [0, 9]}, "PoissonRegression"),
+    ],
+)
+def test_the_study_decides_which_model_is_built(kind, options, data, expected):
+    study = Study.from_dict(
+        {
+            "study": {"name": "s"},
+            "data": {"target": "y", "bounds": {"a": [0, 1]}, **data},
+            "model": {"kind": kind, "options": options},
+            "privacy": {"mode": "none"},
+        }
+    )
+    assert type(build_model(study, 2)).__name__ == expected

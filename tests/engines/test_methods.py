@@ -1,0 +1,293 @@
+"""Methods through the engine: closed forms, global VI, and independence of buckets and order."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.silo import Silo, concatenate
+from silobayes.defaults import Settings
+from silobayes.engines.buckets import Buckets, group_sizes
+from silobayes.engines.planning import build_method, deal
+from silobayes.families import FullGaussian
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.models.numpyro_model import from_numpyro
+from silobayes.privacy.ledger import Budget
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols.bcm import Committee
+from silobayes.protocols.schedule import Schedule
+from silobayes.study import PosteriorKind, Privatise, ProtocolKind
+from tests.engines.cases import MODEL, make_silos
+
+PLAIN = Settings(privatise=Privatise.NONE, rounds=1, damping=1.0, steps=10, step_size=0.05)
+BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+DIM, NOISE = 4, 0.5
+REGRESSION = LinearRegression(num_features=DIM, noise_stddev=NOISE, prior_stddev=2.0)
+
+
+def run(method, doors=()):
+    state = method.init()
+    while state.step < len(method.visits):
+        state = method.step(state, doors)
+    return state
+
+
+def regression_silos(sizes) -> list[Silo]:
+    rng = np.random.default_rng(5)
+    silos = []
+    for k, size in enumerate(sizes):
+        x = rng.normal(size=(size, DIM))
+        silos.append(Silo(name=str(k), x=x, y=x @ np.array([1.0, -2.0, 0.5, 0.0]) + NOISE * rng.normal(size=size)))
+    return silos
+
+
+def exact_regression(silos):
+    whole = concatenate("all", silos)
+    x, y = whole.x.astype(float), whole.y.astype(float)
+    covariance = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(DIM) / 2.0**2)
+    return covariance @ x.T @ y / NOISE**2, covariance
+
+
+@pytest.mark.parametrize("sizes", [(300,), (20, 300), (5, 6, 7, 40, 41, 90, 300)])
+def test_linear_regression_is_exact_after_one_pass(sizes):
+    silos = regression_silos(sizes)
+    settings = dataclasses.replace(PLAIN, posterior=PosteriorKind.FULL)
+    method = build_method(REGRESSION, silos, settings, None, 0)
+    mean, covariance = method.solver.family.to_standard(method.eta(run(method)))
+    exact_mean, exact_covariance = exact_regression(silos)
+    np.testing.assert_allclose(mean, exact_mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(covariance, exact_covariance, rtol=1e-5, atol=1e-5 * exact_covariance.max())
+
+
+def test_mean_field_linear_regression_converges_to_the_exact_means():
+    silos = regression_silos((30, 50, 60))
+    method = build_method(REGRESSION, silos, dataclasses.replace(PLAIN, rounds=60, damping=0.4), None, 0)
+    state = run(method)
+    exact_mean, exact_covariance = exact_regression(silos)
+    mean, stddev = method.solver.family.to_standard(method.eta(state))
+    np.testing.assert_allclose(mean, exact_mean, atol=1e-5)
+    np.testing.assert_allclose(stddev, np.diag(np.linalg.inv(exact_covariance)) ** -0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule.SYNCHRONOUS,
+        pytest.param(Schedule.SEQUENTIAL, marks=pytest.mark.slow),
+        pytest.param(Schedule.ASYNCHRONOUS, marks=pytest.mark.slow),
+    ],
+)
+def test_pvi_is_global_vi(schedule):
+    """Logistic regression: mean within .02 sd, sd within 2 %."""
+    silos = make_silos((60, 100, 220))
+    damping = 1.0 if schedule is Schedule.SEQUENTIAL else 0.4
+    settings = dataclasses.replace(PLAIN, rounds=25, damping=damping, steps=150, schedule=schedule)
+    method = build_method(MODEL, silos, settings, None, 0)
+    mean, stddev = method.solver.family.to_standard(method.eta(run(method)))
+    together = build_method(MODEL, [concatenate("all", silos)], dataclasses.replace(PLAIN, steps=4000), None, 0)
+    global_mean, global_stddev = together.solver.family.to_standard(together.eta(run(together)))
+    assert np.max(np.abs(mean - global_mean) / global_stddev) < 0.02
+    np.testing.assert_allclose(stddev, global_stddev, rtol=0.02)
+
+
+def test_permuting_silos_changes_nothing():
+    silos = make_silos((80, 100, 120, 81))
+    settings = dataclasses.replace(PLAIN, rounds=3, damping=0.4, steps=30)
+    first = build_method(MODEL, silos, settings, None, 0)
+    second = build_method(MODEL, [silos[k] for k in (2, 0, 3, 1)], settings, None, 0)
+    for left, right in zip(
+        jax.tree.leaves(run(first).server.eta_q), jax.tree.leaves(run(second).server.eta_q), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-4)
+
+
+def test_eta_q_is_the_prior_plus_the_factors():
+    method = build_method(MODEL, make_silos(), dataclasses.replace(PLAIN, rounds=4, damping=0.3), None, 0)
+    state = run(method)
+    total = method.eta_p + jax.tree.map(lambda leaf: leaf.sum(axis=0), state.clients.eta_t)
+    for left, right in zip(jax.tree.leaves(state.server.eta_q), jax.tree.leaves(total), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+
+
+def test_the_result_does_not_depend_on_how_parts_are_bucketed():
+    sizes = (6, 7, 50, 9, 70, 44)
+    parts = [(np.full((n, 2), k, dtype=np.float32), np.full(n, k)) for k, n in enumerate(sizes)]
+    buckets = Buckets(parts, sizes)
+    assert len(buckets.buckets) == 2
+    for chosen in ([0, 1, 2, 3, 4, 5], [4], [5, 0, 3], [3, 2, 1, 0]):
+        positions_seen = []
+
+        def call(rows, positions, positions_seen=positions_seen):
+            positions_seen.append(len(positions))
+            return rows.present.sum(axis=1), np.asarray(positions)
+
+        counts, positions = buckets.map(np.array(chosen), call)
+        assert counts.tolist() == [sizes[k] for k in chosen]
+        assert positions.tolist() == list(range(len(chosen)))
+        assert all(size in (1, 2, 3, 4) for size in positions_seen)
+
+
+def test_a_part_fills_most_of_its_bucket():
+    sizes = np.random.default_rng(0).integers(1, 5000, size=500)
+    for group in group_sizes(sizes):
+        assert sizes[group].min() >= 0.6 * sizes[group].max()
+
+
+def test_the_shard_of_a_unit_depends_on_its_number_only():
+    (silo,) = make_silos((50,))
+    few, many = deal(silo, 7, 50, 3), deal(silo, 7, 61, 3)
+    assert np.array_equal(few, many[:50])
+    assert np.ptp(np.bincount(many)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("privatise", "unit", "key"),
+    [
+        (Privatise.DP_OPTIMISATION, Unit.CLIENT, "privacy.unit"),
+        (Privatise.VIRTUAL_CLIENTS, Unit.CLIENT, "privacy.unit"),
+        (Privatise.DP_OPTIMISATION, Unit.PERSON, "privacy.unit"),
+        (Privatise.VIRTUAL_CLIENTS, Unit.PERSON, "data.unit"),
+    ],
+)
+def test_units_that_a_method_cannot_protect_are_refused(privatise, unit, key):
+    budget = dataclasses.replace(BUDGET, unit=unit)
+    with pytest.raises(InvalidInput) as caught:
+        build_method(MODEL, make_silos(), dataclasses.replace(PLAIN, privatise=privatise), budget, 0)
+    assert caught.value.key == key
+
+
+def test_fewer_rows_than_shards_are_refused():
+    settings = dataclasses.replace(PLAIN, privatise=Privatise.VIRTUAL_CLIENTS, shards=81)
+    with pytest.raises(InvalidInput) as caught:
+        build_method(MODEL, make_silos(), settings, BUDGET, 0)
+    assert caught.value.key == "protocol.shards"
+
+
+def test_the_full_family_is_used_when_asked():
+    method = build_method(MODEL, make_silos(), dataclasses.replace(PLAIN, posterior=PosteriorKind.FULL), None, 0)
+    assert isinstance(method.solver.family, FullGaussian)
+    assert method.solver.family.is_proper(method.eta(run(method)))
+
+
+@pytest.mark.parametrize("committee", list(Committee))
+def test_a_committee_multiplies_what_its_members_found(committee):
+    """Linear regression: exact factors, so `same` counts the prior once and so does `split`."""
+    silos = regression_silos((20, 30, 60))
+    settings = dataclasses.replace(PLAIN, kind=ProtocolKind.BCM, posterior=PosteriorKind.FULL, committee=committee)
+    method = build_method(REGRESSION, silos, settings, None, 0)
+    mean, covariance = method.solver.family.to_standard(method.eta(run(method)))
+    exact_mean, exact_covariance = exact_regression(silos)
+    np.testing.assert_allclose(mean, exact_mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(covariance, exact_covariance, rtol=1e-5, atol=1e-5 * exact_covariance.max())
+
+
+@pytest.mark.slow
+def test_a_split_committee_of_logistic_regressions_uses_a_part_of_the_prior():
+    """The members' own posteriors under prior^(1/3), multiplied."""
+    silos = make_silos()
+    settings = dataclasses.replace(PLAIN, kind=ProtocolKind.BCM, committee=Committee.SPLIT, steps=400)
+    method = build_method(MODEL, silos, settings, None, 0)
+    found = run(method).server.eta_q
+    wide = dataclasses.replace(MODEL, prior_stddev=MODEL.prior_stddev * 3**0.5)
+    alone = [build_method(wide, [silo], dataclasses.replace(PLAIN, steps=400), None, 0) for silo in silos]
+    members = [run(one).server.eta_q for one in alone]
+    for left, *rights in zip(jax.tree.leaves(found), *map(jax.tree.leaves, members), strict=True):
+        np.testing.assert_allclose(left, np.sum(rights, axis=0), rtol=1e-4, atol=1e-3)
+
+
+def test_global_vi_reaches_its_optimum_without_privacy():
+    silos = make_silos((60, 100, 220))
+    settings = dataclasses.replace(PLAIN, kind=ProtocolKind.GLOBAL_VI, rounds=3, steps=500)
+    method = build_method(MODEL, silos, settings, None, 0)
+    mean, stddev = method.solver.family.to_standard(method.eta(run(method)))
+    together = build_method(MODEL, [concatenate("all", silos)], dataclasses.replace(PLAIN, steps=4000), None, 0)
+    exact_mean, exact_stddev = together.solver.family.to_standard(together.eta(run(together)))
+    assert np.max(np.abs(mean - exact_mean) / exact_stddev) < 0.02
+    np.testing.assert_allclose(stddev, exact_stddev, rtol=0.02)
+
+
+class ExactDoor:
+    """Lets the bounded sum out without noise: what a method does when privacy costs nothing."""
+
+    def release(self, mechanism, bounded):
+        return SimpleNamespace(blocks=bounded.decode(bounded.total), stddevs=(1e-9, 1e-9))
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 8])
+@pytest.mark.parametrize("privatise", [Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS])
+def test_without_noise_and_clipping_shards_reach_the_exact_posterior_for_any_number_of_them(privatise, num_shards):
+    """000 Theorem 7; the tolerance is that of the grid, 2^-17 of a ball that no change leaves."""
+    silos = regression_silos((40, 60))
+    settings = dataclasses.replace(
+        PLAIN,
+        privatise=privatise,
+        shards=num_shards,
+        rounds=40,
+        damping=0.3,
+        posterior=PosteriorKind.FULL,
+        clip_norm=3e3,
+    )
+    method = build_method(REGRESSION, silos, settings, BUDGET, 0)
+    method = dataclasses.replace(method, averages=False, posterior_floor=method.solver.floor)
+    mean, covariance = method.solver.family.to_standard(method.eta(run(method, [ExactDoor(), ExactDoor()])))
+    exact_mean, exact_covariance = exact_regression(silos)
+    np.testing.assert_allclose(mean, exact_mean, atol=1e-3)
+    np.testing.assert_allclose(covariance, exact_covariance, rtol=5e-3, atol=5e-3 * exact_covariance.max())
+
+
+def test_statistics_without_noise_are_the_conjugate_posterior():
+    rng = np.random.default_rng(3)
+    x = rng.uniform(0, 1, size=(500, DIM))
+    y = x @ np.array([0.3, -0.2, 0.1, 0.4]) + 0.05 * rng.normal(size=500)
+    silos = [Silo(name="a", x=x[:200], y=y[:200]), Silo(name="b", x=x[200:], y=y[200:])]
+    model = LinearRegression(num_features=DIM, noise_stddev=0.05)
+    settings = dataclasses.replace(
+        PLAIN, privatise=Privatise.SUFFICIENT_STATISTICS, x_bound=2.0, y_bound=1.0, posterior=PosteriorKind.FULL
+    )
+    method = build_method(model, silos, settings, BUDGET, 0)
+    mean, covariance = method.solver.family.to_standard(method.eta(run(method, [ExactDoor(), ExactDoor()])))
+    exact = np.linalg.inv(x.T @ x / 0.05**2 + np.eye(DIM))
+    np.testing.assert_allclose(mean, exact @ x.T @ y / 0.05**2, atol=1e-3)
+    np.testing.assert_allclose(covariance, exact, rtol=0.02, atol=0.02 * exact.max())
+
+
+@pytest.mark.slow
+def test_a_prior_that_is_not_gaussian_is_a_factor_of_its_own():
+    """A Laplace prior on linear regression: two silos reach what one silo does."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    def shrunk(x, y=None):
+        theta = numpyro.sample("theta", dist.Laplace(0.0, 0.3).expand([DIM]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ theta, NOISE), obs=y)
+
+    (silo,) = regression_silos((60,))
+    model = from_numpyro(shrunk, silo.x[0], silo.y[0])
+    assert not model.prior_is_gaussian
+    halves = [silo.take("a", np.arange(30)), silo.take("b", np.arange(30, 60))]
+    settings = dataclasses.replace(PLAIN, rounds=20, damping=0.4, steps=150)
+    answers = []
+    for silos in ([silo], halves):
+        method = build_method(model, silos, settings, None, 0)
+        state = run(method)
+        factors = jax.tree.map(lambda leaf: leaf.sum(axis=0), state.clients.eta_t) + state.prior.eta_t
+        for left, right in zip(jax.tree.leaves(state.server.eta_q), jax.tree.leaves(factors), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
+        answers.append(method.solver.family.to_standard(method.eta(state)))
+    assert np.max(np.abs(answers[0].mean - answers[1].mean) / answers[0].stddev) < 0.25
+    np.testing.assert_allclose(answers[0].stddev, answers[1].stddev, rtol=0.15)
+
+
+def test_a_precision_below_its_own_noise_is_raised_to_it():
+    """Perturbing methods: the floor of the answer is the standard deviation that noise gives a precision."""
+    settings = dataclasses.replace(
+        PLAIN, privatise=Privatise.LOCAL_AVERAGING, shards=4, rounds=3, damping=0.5, clip_norm=2.0
+    )
+    method = build_method(MODEL, make_silos(), settings, BUDGET, 0)
+    draws = 0.5 / 4 * 2.0 * method.noise_multipliers[0] * np.random.default_rng(0).normal(size=(20_000, 9))
+    assert method.posterior_floor == pytest.approx(np.std(-2 * draws.sum(axis=1)), rel=0.03)
+    assert method.solver.floor < 1.0

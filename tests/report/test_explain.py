@@ -1,0 +1,69 @@
+"""The explanation says what the study says, rounded against ourselves."""
+
+import math
+
+import pytest
+
+from silobayes.report.explain import explain, what_leaves
+from silobayes.study import Study
+from tests.report import run_cases
+
+BASE = run_cases.study().to_dict()
+
+
+def text_of(**sections: dict) -> str:
+    tables = {name: {**table, **sections.get(name, {})} for name, table in BASE.items()}
+    return "\n".join(p for section in explain(Study.from_dict(tables)) for p in section.paragraphs)
+
+
+def test_the_budget_the_neighbours_and_the_unit_are_named() -> None:
+    text = text_of()
+    assert "epsilon 1 at delta 1e-05" in text
+    assert "one row of the table" in text
+    assert "any other values instead" in text
+    assert "1 in 100,000" in text
+    assert "2 silos" in text
+    assert "not been in the data" in text_of(privacy={"relation": "add_remove"})
+    person = text_of(privacy={"unit": "person"}, data={"unit": "patient"})
+    assert "all rows of one person" in person
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 3.0, 8.0])
+def test_factors_are_rounded_upward(epsilon: float) -> None:
+    text = text_of(privacy={"epsilon": epsilon})
+    factor = float(text.split("than a factor of ")[1].split(" ")[0])
+    assert math.exp(epsilon) <= factor <= 1.011 * math.exp(epsilon)
+    if "becomes at most" in text:
+        percent = float(text.split("becomes at most ")[1].split(" ")[0])
+        assert 100 / (1 + math.exp(-epsilon)) <= percent < 100
+
+
+def test_a_useless_epsilon_is_called_that() -> None:
+    assert "no protection worth the name" in text_of(privacy={"epsilon": 50.0})
+
+
+def test_what_is_not_protected_is_said() -> None:
+    text = text_of(data={"public": ["rows", "test"], "test": 0.2})
+    assert "number of rows of each silo" in text
+    assert "test rows: metrics on them are printed without noise" in text
+    assert "several silos" in text
+    assert "several rows" in text
+    assert "several rows" not in text_of(privacy={"unit": "person"}, data={"unit": "patient"})
+
+
+def test_a_study_without_privacy_is_called_that_first() -> None:
+    tables = {**BASE, "privacy": {"mode": "none"}}
+    sections = explain(Study.from_dict(tables))
+    assert sections[0].paragraphs[0].startswith("NOT PRIVATE")
+    assert not any("promised" in section.heading for section in sections)
+
+
+def test_what_leaves_a_site_is_that_of_the_method() -> None:
+    said = {}
+    for method in ("dp_optimisation", "parameter_perturbation", "local_averaging", "virtual_clients"):
+        said[method] = what_leaves(Study.from_dict({**BASE, "protocol": {"privatise": method}}))
+    assert len(set(said.values())) == len(said)
+    assert all("noise" in text for text in said.values())
+    assert what_leaves(Study.from_dict(BASE)) == said["dp_optimisation"]
+    common = what_leaves(Study.from_dict({**BASE, "protocol": {"kind": "global_vi"}}))
+    assert "common optimisation" in common

@@ -1,0 +1,103 @@
+"""Plans: the noise of the run, within the budget, from public facts alone."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from silobayes.core.errors import InvalidInput
+from silobayes.privacy.events import AbstractGaussianLikeEvent
+from silobayes.report.planning import counted_rows, made_up_rows, plan, silo_rows
+from silobayes.study import Study
+from tests.report import run_cases
+
+BASE = run_cases.study().to_dict()
+FEW = {"rounds": 2, "steps": 5, "sample_rate": 0.5}
+
+
+def study_with(**sections: dict) -> Study:
+    tables = {**BASE, "protocol": FEW}
+    return Study.from_dict({**tables, **{name: {**tables[name], **keys} for name, keys in sections.items()}})
+
+
+def test_the_planned_price_is_within_the_budget_and_the_noise_follows_it() -> None:
+    stds = []
+    for epsilon in (0.5, 1.0, 2.0):
+        made = plan(study_with(privacy={"epsilon": epsilon}), [1000, 700])
+        assert [silo.rows for silo in made.silos] == [1000, 700]
+        for silo in made.silos:
+            assert silo.epsilon is not None
+            assert 0.9 * epsilon < silo.epsilon <= epsilon
+            assert isinstance(silo.event, AbstractGaussianLikeEvent)
+            assert silo.event.count == 10
+        stds.append(made.silos[0].event.std)  # type: ignore[union-attr]
+    assert stds == sorted(stds, reverse=True)
+
+
+def test_widths_without_privacy_are_the_closed_form_and_noise_never_narrows_them() -> None:
+    """Logistic regression at theta = 0: covariance (n/4 E[xx'] + prior)^-1."""
+    widths = {}
+    for epsilon in (0.1, 1.0, 6.0):
+        made = plan(study_with(privacy={"epsilon": epsilon}, protocol={"clip_norm": 1.0}), [1000, 700])
+        assert made.widths is not None
+        widths[epsilon] = np.array([[width.private, width.not_private] for width in made.widths])
+    x = made_up_rows(study_with().encoding)
+    expected = np.sqrt(np.diag(np.linalg.inv(1700 / 4 * x.T @ x / len(x) + np.eye(3))))
+    np.testing.assert_allclose(widths[1.0][:, 1], expected, rtol=1e-5)
+    assert (widths[0.1][:, 0] > 1.05 * widths[1.0][:, 0]).all()
+    assert (widths[1.0][:, 0] > 1.05 * widths[6.0][:, 0]).all()
+    assert (widths[6.0][:, 0] >= widths[6.0][:, 1]).all()
+
+
+def test_a_plan_without_privacy_has_no_price() -> None:
+    study = Study.from_dict({**BASE, "privacy": {"mode": "none"}, "protocol": {"rounds": 2, "steps": 5}})
+    made = plan(study, [10, 20])
+    assert [silo.epsilon for silo in made.silos] == [None, None]
+    assert made.widths is not None
+    assert all(width.private == width.not_private for width in made.widths)
+    assert made.to_json()["silos"][0]["event"] is None
+
+
+@pytest.mark.parametrize("rows", [[10], [10, 0], [10, 20, 30]])
+def test_rows_must_fit_the_silos(rows: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="rows"):
+        plan(study_with(), rows)
+
+
+def test_tables_are_counted_and_not_read(tmp_path: Path) -> None:
+    """Cells that no encoding would accept, and line breaks inside quotes, do not matter."""
+    (tmp_path / "north.csv").write_text('age,lactate,died\n"a\nb",x,?\n1,2,3\n')
+    (tmp_path / "south.csv").write_text("age,lactate,died\n" + "z,z,z\n" * 7)
+    assert counted_rows(study_with(), tmp_path) == [2, 7]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet", "npz"])
+def test_every_format_can_be_counted(suffix: str, tmp_path: Path) -> None:
+    path, frame = tmp_path / f"all.{suffix}", pd.DataFrame({"age": np.arange(11), "died": ["no"] * 11})
+    if suffix == "parquet":
+        frame.to_parquet(path)
+    elif suffix == "npz":
+        np.savez(path, age=frame["age"].to_numpy())
+    else:
+        text = frame.to_csv(index=False)
+        path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    data = {key: value for key, value in BASE["data"].items() if key != "files"}
+    data |= {"source": path.name, "test": 0.2, "public": ["rows", "test"]}
+    study = Study.from_dict({**BASE, "data": data, "silos": {"count": 2}})
+    assert counted_rows(study, tmp_path) == [5, 4]  # 11 rows, 2 held out
+
+
+def test_a_table_that_is_not_there_asks_for_rows(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--rows"):
+        counted_rows(study_with(), tmp_path)
+
+
+def test_rows_are_dealt_as_the_split_says() -> None:
+    data = {key: value for key, value in BASE["data"].items() if key != "files"} | {"source": "all.csv"}
+    tables = {**BASE, "data": data}
+    even = Study.from_dict({**tables, "silos": {"count": 3}})
+    assert silo_rows(even, 11) == [4, 4, 3]
+    skewed = Study.from_dict({**tables, "silos": {"count": 4, "scheme": "rho_kappa", "rho": 0.5, "kappa": 0.0}})
+    assert silo_rows(skewed, 100) == [12, 12, 37, 37]

@@ -1,0 +1,78 @@
+"""Default rules: the study always wins, and only public facts count."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from silobayes import defaults
+from silobayes.defaults import PublicFacts, resolve
+from silobayes.engines.planning import build_method
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.protocols.schedule import Schedule
+from silobayes.study import Privatise, ProtocolKind
+from tests.engines.cases import MODEL, make_silos, make_study
+
+FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
+OWN = {
+    "rounds": 7,
+    "damping": 0.9,
+    "steps": 3,
+    "step_size": 0.7,
+    "clip_norm": 12.0,
+    "sample_rate": 0.01,
+    "schedule": "sequential",
+    "clipping": "ordinary",
+    "sampler": "without_replacement",
+    "posterior": "full",
+}
+
+
+@pytest.mark.parametrize("kind", ["pvi", "global_vi"])
+def test_what_a_study_says_is_never_overruled(kind):
+    own = OWN if kind == "pvi" else {key: value for key, value in OWN.items() if key != "schedule"}
+    settings = resolve(make_study(kind=kind, privatise="dp_optimisation", **own), FACTS)
+    assert {key: getattr(settings, key) for key in own} == own
+    assert resolve(make_study(privatise="virtual_clients", shards=3), FACTS).shards == 3
+
+
+@pytest.mark.parametrize(
+    "privatise", ["dp_optimisation", "parameter_perturbation", "local_averaging", "virtual_clients"]
+)
+def test_every_method_has_settings_that_can_be_planned(privatise):
+    study = make_study(privatise=privatise)
+    silos = make_silos()
+    settings = resolve(study, PublicFacts.of(MODEL, silos))
+    assert settings.privatise.value == privatise
+    assert 1 <= settings.shards <= min(silo.num_rows for silo in silos)
+    assert (settings.shards > 1) == (privatise in ("local_averaging", "virtual_clients"))
+
+
+def test_a_study_without_privacy_and_one_of_persons():
+    assert resolve(make_study(mode="none"), FACTS).privatise is Privatise.NONE
+    assert resolve(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
+    assert resolve(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
+
+
+def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
+    settings = resolve(make_study(mode="none", kind="streaming_vb"), FACTS)
+    assert settings.kind is ProtocolKind.PVI
+    assert settings.schedule is Schedule.SEQUENTIAL
+    assert (settings.rounds, settings.damping) == (1, 1.0)
+    method = build_method(MODEL, make_silos(), settings, None, 0)
+    assert [visit.clients for visit in method.visits] == [(0,), (1,), (2,)]
+
+
+def test_the_rules_look_at_public_facts_only():
+    """A silo's rows are not among the arguments; of a silo only its size counts."""
+    silos = make_silos()
+    zeros = [dataclasses.replace(silo, x=0 * silo.x, y=0 * silo.y) for silo in silos]
+    assert PublicFacts.of(MODEL, silos) == PublicFacts.of(MODEL, zeros)
+    assert list(inspect.signature(defaults.resolve).parameters) == ["study", "facts"]
+
+
+def test_the_clip_norm_follows_the_size_of_the_score():
+    sharp = LinearRegression(num_features=4, noise_stddev=0.1)
+    assert PublicFacts.of(sharp, make_silos()).score == pytest.approx(10.0)
+    narrow, wide = (resolve(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
+    assert wide == pytest.approx(10 * narrow)

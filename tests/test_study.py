@@ -1,0 +1,426 @@
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silobayes.cli.init import init
+from silobayes.core.errors import InvalidInput
+from silobayes.data.description import TargetKind
+from silobayes.data.encoding import Outside
+from silobayes.privacy.events import Scheme
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.study import Mode, ModelKind, PosteriorKind, Privatise, ProtocolKind, Schedule, Study
+from tests.data.studies import changed
+
+TOML = """
+[study]
+name = "icu"
+seed = 7
+[data]
+files = {north = "north.csv", south = "south.parquet"}
+target = "days"
+target_bounds = [0, 60]
+features = ["age", "ward"]
+bounds = {age = [0, 100], ward = ["a", "b"]}
+unit = "patient"
+ignore = ["note"]
+public = ["rows", "test"]
+outside = "clip"
+intercept = false
+test = "test.csv"
+[model]
+kind = "linear_regression"
+options = {noise = 2, widths = [1, {a = true}]}
+[privacy]
+epsilon = 2
+delta = 1e-6
+relation = "add_remove"
+unit = "person"
+mode = "dp"
+[protocol]
+kind = "pvi"
+schedule = "sequential"
+privatise = "virtual_clients"
+rounds = 5
+damping = 1
+steps = 9
+step_size = 0.1
+clip_norm = 3
+sample_rate = 1
+shards = 4
+clipping = "ordinary"
+sampler = "poisson"
+posterior = "full"
+[aggregation]
+kind = "none"
+"""
+
+
+def test_every_key_of_a_study_file_is_read(tmp_path):
+    study = Study.from_toml(TOML)
+    assert (study.study.name, study.study.seed) == ("icu", 7)
+    assert study.data.files == {"north": "north.csv", "south": "south.parquet"}
+    assert (study.data.bounds, study.data.target_bounds) == ({"age": (0.0, 100.0), "ward": ("a", "b")}, (0.0, 60.0))
+    assert (study.data.unit, study.data.ignore, study.data.test) == ("patient", ("note",), "test.csv")
+    assert (study.data.outside, study.data.intercept) == (Outside.CLIP, False)
+    assert (study.model.kind, study.model.options) == (
+        ModelKind.LINEAR_REGRESSION,
+        {"noise": 2, "widths": [1, {"a": True}]},
+    )
+    privacy = study.privacy
+    assert (privacy.epsilon, privacy.delta, privacy.relation, privacy.unit, privacy.mode) == (
+        2.0,
+        1e-6,
+        Relation.ADD_REMOVE,
+        Unit.PERSON,
+        Mode.DP,
+    )
+    protocol = study.protocol
+    assert (protocol.kind, protocol.schedule, protocol.privatise) == (
+        ProtocolKind.PVI,
+        Schedule.SEQUENTIAL,
+        Privatise.VIRTUAL_CLIENTS,
+    )
+    assert (protocol.rounds, protocol.damping, protocol.steps, protocol.shards) == (5, 1.0, 9, 4)
+    assert (protocol.step_size, protocol.clip_norm, protocol.sample_rate) == (0.1, 3.0, 1.0)
+    assert (protocol.sampler, protocol.posterior) == (Scheme.POISSON, PosteriorKind.FULL)
+    (tmp_path / "study.toml").write_text(TOML)
+    assert Study.from_toml(tmp_path / "study.toml") == study
+    assert Study.from_toml(str(tmp_path / "study.toml")) == study
+
+
+def test_what_is_left_out_is_none_and_follows_the_default_rule():
+    protocol = Study.from_dict(changed()).protocol
+    assert protocol.kind is ProtocolKind.PVI
+    assert {field.name for field in dataclasses.fields(protocol) if getattr(protocol, field.name) is None} == {
+        "schedule", "privatise", "rounds", "damping", "steps", "step_size", "clip_norm", "sample_rate", "shards",
+        "clipping", "sampler", "posterior", "clients_per_round", "committee",
+    }  # fmt: skip
+
+
+REAL = {"data__classes": None, "data__target_bounds": [0, 1]}
+FILES = {"data__source": None, "data__files": {"a": "a.csv"}}
+PERSON = {"data__unit": "patient", "privacy__unit": "person"}
+# Each line: the key that the error must name, and the change that is not acceptable.
+BAD = [
+    ("secrets", {"secrets": {}}),
+    ("data.colour", {"data__colour": 1}),
+    ("protocol.epsilon", {"protocol__epsilon": 1}),
+    ("aggregation.colluding", {"aggregation__colluding": 1}),
+    ("study.name", {"study__name": None}),
+    ("study.name", {"study__name": "  "}),
+    ("study.seed", {"study__seed": -1}),
+    ("study.seed", {"study__seed": 1.0}),
+    ("study", {"study": 3}),
+    ("data.source", {"data__source": 3}),
+    ("data.files", {"data__files": {"a": "a.csv"}}),
+    ("data.files", {"data__source": None, "data__files": {}}),
+    ("data.files", {"data__source": None, "data__files": ["a/x.csv", "b/x.csv"]}),
+    ("data.files.a", {"data__source": None, "data__files": {"a": 3}}),
+    ("data.target", {"data__target": None}),
+    ("data.target", {"data__classes": None}),
+    ("data.features", {"data__features": "age"}),
+    ("data.features", {"data__features": []}),
+    ("data.features", {"data__features": ["age", "age"]}),
+    ("data.target", {"data__target": "age"}),
+    ("data.ignore", {"data__ignore": ["age"]}),
+    ("data.bounds", {"data__bounds": None}),
+    ("data.bounds", {"data__bounds": {}}),
+    ("data.bounds.ward", {"data__bounds": {"age": [0, 1]}}),
+    ("data.bounds.extra", {"data__bounds": {"age": [0, 1], "ward": ["a", "b"], "extra": [0, 1]}}),
+    ("data.bounds.age", {"data__bounds": {"age": [1, 0], "ward": ["a", "b"]}}),
+    ("data.bounds.age", {"data__bounds": {"age": [1, 1], "ward": ["a", "b"]}}),
+    ("data.bounds.age", {"data__bounds": {"age": [0, float("inf")], "ward": ["a", "b"]}}),
+    ("data.bounds.age", {"data__bounds": {"age": [0, float("nan")], "ward": ["a", "b"]}}),
+    ("data.bounds.age", {"data__bounds": {"age": 3, "ward": ["a", "b"]}}),
+    ("data.bounds.ward", {"data__bounds": {"age": [0, 1], "ward": ["a"]}}),
+    ("data.bounds.ward", {"data__bounds": {"age": [0, 1], "ward": ["a", "a"]}}),
+    ("data.bounds.ward", {"data__bounds": {"age": [0, 1], "ward": ["a", 1]}}),
+    ("data.bounds.ward", {"data__bounds": {"age": [0, 1], "ward": [True, False]}}),
+    ("data.classes", {"data__classes": ["no"]}),
+    ("data.classes", {"data__classes": ["a", "b", "c"]}),
+    ("protocol.clients_per_round", {"protocol__schedule": "sampled"}),
+    ("protocol.clients_per_round", {"protocol__clients_per_round": 2}),
+    ("protocol.committee", {"protocol__committee": "same"}),
+    ("data.typical.ward", {"data__typical": {"ward": 1.0}}),
+    ("data.typical.age", {"data__typical": {"age": 101.0}}),
+    ("data.typical", {"data__typical": 3}),
+    ("data.target_bounds", {"data__target_bounds": [0, 1]}),
+    ("data.classes", {"data__classes": None, "data__target_bounds": [0, 1]}),
+    ("data.target_bounds", {"model__kind": "linear_regression"}),
+    ("data.target_bounds", {"model__kind": "poisson_regression", **REAL, "data__target_bounds": [-1, 9]}),
+    ("data.target_bounds", {"model__kind": "linear_regression", **REAL, "data__target_bounds": ["a", "b"]}),
+    ("data.target", {"model__kind": "gaussian"}),
+    ("data.unit", {"data__unit": "patient"}),
+    ("data.unit", {"privacy__unit": "person"}),
+    ("data.public", {"data__public": None}),
+    ("data.public", {"data__public": ["bounds"]}),
+    ("data.public", {"data__public": ["rows", "everything"]}),
+    ("data.public", {"data__test": 0.5}),
+    ("data.outside", {"data__outside": "drop"}),
+    ("data.intercept", {"data__intercept": 1}),
+    ("data.test", {"data__test": 0.0}),
+    ("data.test", {"data__test": 1.0}),
+    ("data.test", {"data__test": True}),
+    ("silos.count", {"silos__count": None}),
+    ("silos.count", {"silos__count": 0}),
+    ("silos.count", {"silos__count": True}),
+    ("silos.count", {"silos": {"count": 3, "scheme": "rho_kappa", "rho": 0.5, "kappa": 0.0}}),
+    ("silos.count", {"data__source": None, "data__files": {"a": "a.csv"}, "silos__count": 2}),
+    ("silos.scheme", {"silos__scheme": "random"}),
+    ("silos.scheme", {**FILES, "silos": {"scheme": "label_skew", "rho": 0.1}}),
+    ("silos.scheme", {**PERSON, "silos": {"count": 2, "scheme": "label_skew", "rho": 0.5}}),
+    ("silos.rho", {"silos__rho": 0.5}),
+    ("silos.rho", {"silos": {"count": 2, "scheme": "rho_kappa", "kappa": 0.5}}),
+    ("silos.rho", {"silos": {"count": 2, "scheme": "rho_kappa", "rho": 1.0, "kappa": 0.5}}),
+    ("silos.rho", {"silos": {"count": 2, "scheme": "label_skew", "rho": 1.1}}),
+    ("silos.kappa", {"silos": {"count": 2, "scheme": "rho_kappa", "rho": 0.5}}),
+    ("silos.kappa", {"silos": {"count": 2, "scheme": "rho_kappa", "rho": 0.5, "kappa": 1.1}}),
+    ("silos.kappa", {"silos": {"count": 2, "scheme": "rho_kappa", "rho": 0.5, "kappa": float("nan")}}),
+    ("silos.column", {"silos": {"scheme": "column"}}),
+    ("silos.column", {"silos": {"scheme": "column", "column": "died"}}),
+    ("data.bounds.site", {"silos": {"scheme": "column", "column": "site"}}),
+    ("data.bounds.age", {"silos": {"scheme": "column", "column": "age"}}),
+    ("silos.count", {"silos": {"scheme": "column", "column": "ward", "count": 4}}),
+    ("model.kind", {"model__kind": "forest"}),
+    ("model.kind", {"model": {}}),
+    ("model.options", {"model__options": 3}),
+    ("model.options.a.b", {"model__options": {"a": {"b": float("nan")}}}),
+    ("model.options.a", {"model__options": {"a": object()}}),
+    ("privacy.mode", {"privacy__mode": "off"}),
+    ("privacy.epsilon", {"privacy__epsilon": None}),
+    ("privacy.epsilon", {"privacy__epsilon": 0}),
+    ("privacy.epsilon", {"privacy__epsilon": float("inf")}),
+    ("privacy.epsilon", {"privacy__epsilon": "1"}),
+    ("privacy.delta", {"privacy__delta": None}),
+    ("privacy.delta", {"privacy__delta": 1.0}),
+    ("privacy.delta", {"privacy__delta": 1e-300}),
+    ("privacy.relation", {"privacy__relation": None}),
+    ("privacy.relation", {"privacy__relation": "neighbour"}),
+    ("privacy.unit", {"privacy__unit": None}),
+    ("privacy.unit", {"privacy__unit": "patient"}),
+    ("protocol.kind", {"protocol__kind": "fedavg"}),
+    ("protocol.schedule", {"protocol__schedule": "random"}),
+    ("protocol.schedule", {"protocol": {"kind": "bcm", "schedule": "sequential"}}),
+    ("protocol.rounds", {"protocol": {"kind": "streaming_vb", "rounds": 2}}),
+    ("protocol.rounds", {"protocol__rounds": 0}),
+    ("protocol.privatise", {"protocol__privatise": "none"}),
+    ("protocol.privatise", {"protocol__privatise": "dp_optimisation", "privacy": {"mode": "none"}}),
+    ("protocol.privatise", {"protocol__privatise": "sufficient_statistics"}),
+    ("protocol.damping", {"protocol__damping": 0.0}),
+    ("protocol.damping", {"protocol__damping": 1.5}),
+    ("protocol.steps", {"protocol__steps": 2.5}),
+    ("protocol.step_size", {"protocol__step_size": 0}),
+    ("protocol.clip_norm", {"protocol__clip_norm": -1}),
+    ("protocol.sample_rate", {"protocol__sample_rate": 1.5}),
+    ("protocol.shards", {"protocol__shards": 0}),
+    ("protocol.shards", {"protocol": {"shards": 3, "privatise": "dp_optimisation"}}),
+    ("protocol.clipping", {"protocol__clipping": "adaptive"}),
+    ("protocol.clipping", {"protocol__clipping": "label_free", "model__kind": "mlp"}),
+    ("protocol.sampler", {"protocol__sampler": "shuffle"}),
+    ("protocol.sampler", {"protocol__sampler": "without_replacement", "privacy__relation": "add_remove"}),
+    ("protocol.posterior", {"protocol__posterior": "low_rank"}),
+    ("aggregation.kind", {"aggregation__kind": "sum"}),
+    ("aggregation.kind", {"aggregation": {"kind": "secret_sharing", "compute_nodes": 3}}),
+    ("aggregation.kind", {"aggregation__kind": "pairwise_masks"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "changes"), BAD, ids=[f"{k}-{key}" for k, (key, _) in enumerate(BAD)])
+def test_what_is_not_acceptable_is_refused_by_its_dotted_name(key, changes):
+    Study.from_dict(changed())  # what was changed was fine before
+    with pytest.raises(InvalidInput) as refusal:
+        Study.from_dict(changed(**changes))
+    assert refusal.value.key == key
+    assert str(refusal.value).startswith(f"{key}: expected ")
+    assert ", got " in str(refusal.value)
+
+
+@pytest.mark.parametrize("section", ["study", "data", "model", "privacy"])
+def test_a_missing_section_is_refused_by_its_name(section):
+    tables = changed()
+    del tables[section]
+    with pytest.raises(InvalidInput) as refusal:
+        Study.from_dict(tables)
+    assert refusal.value.key == section
+
+
+def test_secure_sums_are_said_to_come_later():
+    with pytest.raises(InvalidInput, match="later version"):
+        Study.from_dict(changed(aggregation={"kind": "secret_sharing", "colluding": 1, "compute_nodes": 3}))
+
+
+@pytest.mark.parametrize("text", ["[study\nname", "a = 1\na = 2", "\x00\n"])
+def test_texts_that_are_no_toml_are_refused(text):
+    with pytest.raises(InvalidInput, match="TOML"):
+        Study.from_toml(text)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
+    for path in (tmp_path / "none.toml", tmp_path, tmp_path / "latin.toml", "none.toml"):
+        with pytest.raises(InvalidInput, match="readable study file"):
+            Study.from_toml(path)
+
+
+def test_mode_none_needs_nothing_else():
+    study = Study.from_dict(changed(privacy={"mode": "none"}, data__public=None, data__test=0.5))
+    assert study.privacy.epsilon is None
+    kept = changed(privacy__mode="none", protocol__privatise="none")
+    assert Study.from_dict(kept).privacy.epsilon == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, TargetKind.CLASSES),
+        ({"model__kind": "softmax_regression", "data__classes": [1, 2, 3]}, TargetKind.CLASSES),
+        ({"model__kind": "mlp"}, TargetKind.CLASSES),
+        ({"model__kind": "mlp", "data__classes": None, "data__target_bounds": [0, 1]}, TargetKind.REAL),
+        (
+            {"model__kind": "negative_binomial_regression", "data__classes": None, "data__target_bounds": [0, 9]},
+            TargetKind.COUNT,
+        ),
+        ({"model__kind": "gaussian", "data__classes": None, "data__target": None}, TargetKind.NONE),
+        ({"model__kind": "numpyro", "data__classes": None, "data__target": None}, TargetKind.NONE),
+        ({"model__kind": "numpyro", "data__classes": None, "data__target_bounds": [0, 1]}, TargetKind.REAL),
+    ],
+)
+def test_the_target_is_what_the_model_explains(changes, kind):
+    study = Study.from_dict(changed(**changes))
+    assert study.target_kind is kind
+    assert (study.encoding.target is None) == (kind is TargetKind.NONE)
+
+
+def test_features_follow_from_bounds():
+    left_out = Study.from_dict(changed(data__features=None))
+    assert left_out.data.features == ("age", "ward")
+    assert left_out.hash == Study.from_dict(changed()).hash
+    by_ward = Study.from_dict(changed(data__features=None, silos={"scheme": "column", "column": "ward"}))
+    assert by_ward.data.features == ("age",)
+    assert by_ward.description.silo_names == ("a", "b", "c")
+    also_feature = Study.from_dict(changed(silos={"scheme": "column", "column": "ward"}))
+    assert also_feature.encoding.feature_names == ("age", "ward=a", "ward=b", "ward=c", "intercept")
+
+
+def test_silo_names_sort_as_they_are_numbered():
+    for count in (1, 10, 11, 101, 2000):
+        names = Study.from_dict(changed(silos__count=count)).description.silo_names
+        assert len(names) == count
+        assert list(names) == sorted(names)
+
+
+CHANGES = {
+    "study__seed": [0, 1, 2**40],
+    "data__test": [None, 0.5, "t.csv"],
+    "data__outside": ["refuse", "clip"],
+    "data__intercept": [True, False],
+    "data__ignore": [[], ["note"]],
+    "data__bounds": [
+        {"age": [0, 100], "ward": ["a", "b"]},
+        {"age": [0, 90], "ward": ["a", "b"]},
+        {"age": [0, 100], "ward": ["b", "a"]},
+        {"age": [0, 100], "ward": [1, 2, 3]},
+        {"age": [0, 100], "ward": ["1", "2", "3"]},
+    ],
+    "silos": [{"count": 2}, {"count": 3}, {"count": 2, "scheme": "rho_kappa", "rho": 0.5, "kappa": -1.0}],
+    "model__options": [{}, {"scale": 1.5}, {"scale": 1, "names": ["a", {"b": False}]}],
+    "privacy__epsilon": [0.1, 1, 3.0],
+    "privacy__relation": ["substitute", "add_remove"],
+    "protocol__damping": [None, 0.5],
+    "protocol__shards": [None, 4],
+    "protocol__posterior": [None, "full"],
+}
+choices = st.fixed_dictionaries({key: st.sampled_from(range(len(values))) for key, values in CHANGES.items()})
+
+
+def build(chosen: dict[str, int]) -> Study:
+    return Study.from_dict(
+        changed(data__public=["rows", "test"], **{key: CHANGES[key][k] for key, k in chosen.items()})
+    )
+
+
+@given(choices)
+def test_a_study_rebuilt_from_its_canonical_form_is_equal(chosen):
+    study = build(chosen)
+    tables = study.to_dict()
+    again = Study.from_dict(json.loads(json.dumps(tables, allow_nan=False)))
+    assert again == study
+    assert again.to_dict() == tables
+    assert again.hash == study.hash
+    assert dataclasses.replace(study) == study
+    for section in ("study", "data", "silos", "model", "privacy", "protocol", "aggregation"):
+        value = getattr(study, section)
+        assert dataclasses.replace(value) == value
+
+
+@given(choices, st.sampled_from(sorted(CHANGES)), st.data())
+def test_any_change_of_meaning_changes_the_hash(chosen, key, data):
+    other = data.draw(st.sampled_from([k for k in range(len(CHANGES[key])) if k != chosen[key]]))
+    assert build(chosen).hash != build(chosen | {key: other}).hash
+
+
+def test_spelling_order_and_comments_do_not_change_the_hash():
+    shuffled = TOML.replace("epsilon = 2\n", "").replace("[protocol]", "# a comment\nepsilon = 2.0\n[protocol]")
+    shuffled = shuffled.replace("{age = [0, 100], ward", "{ward = ['a', 'b'], age = [0.0, 1e2]} #").replace(
+        "damping = 1", "damping = 1.0"
+    )
+    assert shuffled != TOML
+    assert Study.from_toml(shuffled).hash == Study.from_toml(TOML).hash
+    assert Study.from_toml(TOML.replace("seed = 7", "seed = 8")).hash != Study.from_toml(TOML).hash
+
+
+def test_a_study_does_not_follow_changes_of_the_tables_it_was_built_from():
+    tables = changed(model__options={"widths": [1, 2]})
+    study = Study.from_dict(tables)
+    before = study.hash
+    tables["model"]["options"]["widths"].append(3)
+    tables["data"]["bounds"]["age"][1] = 7
+    study.to_dict()["model"]["options"]["widths"].append(3)
+    assert study.hash == before
+
+
+def test_the_hash_is_frozen():
+    """Run directories name studies by it; a change here orphans them, so it belongs in the changelog."""
+    canonical = (
+        '{"aggregation":{"kind":"none"},"data":{"bounds":{"age":[0.0,100.0],"ward":["a","b","c"]},'
+        '"classes":["no","yes"],"features":["age","ward"],"ignore":[],"intercept":true,"outside":"refuse",'
+        '"public":["rows"],"source":"rows.csv","target":"died"},"model":{"kind":"logistic_regression","options":{}},'
+        '"privacy":{"delta":1e-05,"epsilon":1.0,"mode":"dp","relation":"substitute","unit":"row"},'
+        '"protocol":{"kind":"pvi"},"silos":{"count":2,"scheme":"even"},"study":{"name":"icu","seed":3}}'
+    )
+    assert Study.from_dict(changed()).hash == hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def test_init_writes_a_study_that_parses_and_never_overwrites(tmp_path):
+    target = tmp_path / "new" / "study"
+    done = CliRunner().invoke(init, [str(target)])
+    assert done.exit_code == 0
+    assert str(target / "study.toml") in done.output
+    study = Study.from_toml(target / "study.toml")
+    assert study.privacy.unit is Unit.ROW
+    (target / "study.toml").write_text("mine")
+    again = CliRunner().invoke(init, [str(target)])
+    assert isinstance(again.exception, InvalidInput)
+    assert (target / "study.toml").read_text() == "mine"
+
+
+def test_init_json_and_places_that_cannot_be(tmp_path):
+    done = CliRunner().invoke(init, [str(tmp_path), "--json"])
+    assert json.loads(done.output) == {"study": str(tmp_path / "study.toml")}
+    for place in (tmp_path / "study.toml", tmp_path / "study.toml" / "below"):
+        assert isinstance(CliRunner().invoke(init, [str(place)]).exception, InvalidInput)
+
+
+def test_the_template_shows_every_key():
+    text = (Path(__file__).resolve().parents[1] / "src" / "silobayes" / "study_template.toml").read_text()
+    study = Study.from_toml(text)
+    for section in ("study", "data", "silos", "model", "privacy", "protocol", "aggregation"):
+        for field in dataclasses.fields(getattr(study, section)):
+            shown = (f"\n{field.name} = ", f"\n# {field.name} = ", f"\n[{section}.{field.name}]")
+            assert any(line in text for line in shown), f"{section}.{field.name}"
