@@ -221,7 +221,7 @@ BAD = [
     ("protocol.shards", {"protocol__shards": 0}),
     ("protocol.shards", {"protocol": {"shards": 3, "privatise": "dp_optimisation"}}),
     ("protocol.clipping", {"protocol__clipping": "adaptive"}),
-    ("protocol.clipping", {"protocol__clipping": "label_free", "model__kind": "mlp"}),
+    ("protocol.clipping", {"protocol__clipping": "label_free", "model__kind": "numpyro"}),
     ("protocol.sampler", {"protocol__sampler": "shuffle"}),
     ("protocol.sampler", {"protocol__sampler": "without_replacement", "privacy__relation": "add_remove"}),
     ("protocol.posterior", {"protocol__posterior": "low_rank"}),

@@ -317,7 +317,7 @@ def _by_site(sites: Mapping[str, np.ndarray]) -> tuple[tuple[str, ...], np.ndarr
 def _matrix(x: ArrayLike) -> Float[Array, "n d"]:
     matrix = jnp.asarray(x, jnp.float32)
     if matrix.ndim != 2:
-        raise InvalidInput("x", "a matrix of encoded rows", matrix.shape, "Pass study.encoding.encode(frame)[0].")
+        raise InvalidInput("x", "a matrix of encoded rows", matrix.shape, "Pass study.encoding.encode_features(frame).")
     return matrix
 
 

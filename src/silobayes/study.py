@@ -111,10 +111,10 @@ _TARGETS = {
     ModelKind.NEGATIVE_BINOMIAL_REGRESSION: (TargetKind.COUNT,),
     ModelKind.MLP: (TargetKind.CLASSES, TargetKind.REAL),
     ModelKind.GAUSSIAN: (TargetKind.NONE,),
-    ModelKind.NUMPYRO: (TargetKind.CLASSES, TargetKind.REAL, TargetKind.NONE),
+    ModelKind.NUMPYRO: (TargetKind.CLASSES, TargetKind.REAL, TargetKind.COUNT, TargetKind.NONE),
 }
 _CONJUGATE = (ModelKind.LINEAR_REGRESSION, ModelKind.GAUSSIAN)
-_WITHOUT_LABEL_BOUND = (ModelKind.MLP, ModelKind.GAUSSIAN, ModelKind.NUMPYRO)
+_WITHOUT_LABEL_BOUND = (ModelKind.GAUSSIAN, ModelKind.NUMPYRO)
 _SHARDED = (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
 _ONLY_SCHEDULE = {
     ProtocolKind.BCM: Schedule.SYNCHRONOUS,

@@ -23,7 +23,7 @@ def demo(seed: int, out: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from silobayes.cli.running import progress_bar
+    from silobayes.cli.running import NOISE_NOTE, progress_bar
     from silobayes.demo import simulate
 
     if out.exists():
@@ -54,8 +54,5 @@ def demo(seed: int, out: Path, as_json: bool) -> None:
     for name, metrics in result.metrics.items():
         table.add_row(name, *(f"{metrics[key]:.3f}" for key in ("log_likelihood", "accuracy", "auc")))
     console.print(table)
-    console.print(
-        "The private standard deviations do not include the privacy noise yet: read them as lower bounds.",
-        highlight=False,
-    )
+    console.print(NOISE_NOTE, highlight=False)
     console.print(f"Report: {result.report}\nCheck its price from the ledgers alone: silobayes verify {out}")

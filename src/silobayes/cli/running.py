@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from silobayes.posterior import Posterior
     from silobayes.study import Study
 
+NOISE_NOTE = "The standard deviations do not include the privacy noise yet: the intervals cover less than they claim."
 _MAX_LINES = 20
 _INTERRUPTED = 130
 
@@ -119,10 +120,11 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
     if privacy["is_private"]:
         console.print(
             f"Each silo spent at most epsilon {round_up(privacy['epsilon'])} at delta {privacy['delta']:g} "
-            f"(unit: {privacy['unit']}, relation: {privacy['relation']}). "
-            "The standard deviations do not include the privacy noise yet: read them as lower bounds.",
+            f"(unit: {privacy['unit']}, relation: {privacy['relation']}).",
             highlight=False,
         )
+        if posterior.provenance.get("method") != "sufficient_statistics":  # which knows its noise
+            console.print(NOISE_NOTE, highlight=False)
     else:
         console.print(Text(str(privacy["stamp"]), style="bold red"))
     console.print(Text(f"Next: silobayes report {out}; silobayes verify {out}"))

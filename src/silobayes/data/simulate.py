@@ -108,8 +108,7 @@ _MORTALITY = {
 def icu_study(seed: int) -> IcuStudy:
     """Ten ICUs of 500 to 4000 patients, 20,000 together, that differ in severity and in whom they admit.
 
-    Deaths follow one logistic regression on the publicly encoded features, so a federation can find what one ICU
-    alone cannot.
+    Deaths follow one logistic regression on the publicly encoded features.
     """
     rng = np.random.default_rng(seed)
     sizes = np.array([500, 700, 900, 1200, 1500, 1900, 2400, 3000, 3900, 4000])

@@ -36,7 +36,7 @@ def visits(
 
     Args:
         schedule: synchronous (all at once), sequential (one after the other), sampled (a fresh uniform subset a round)
-            or asynchronous (each client once a round in random order, answering to a broadcast of 1..3 steps ago).
+            or asynchronous (each client once a round in random order, answering to a broadcast of 0..3 steps ago).
         num_clients: How many there are.
         num_rounds: How often a client is visited (`sampled`: how many subsets).
         clients_per_round: Size of a subset; needed for, and only for, `sampled`.

@@ -84,6 +84,7 @@ def as_html(
     return environment.get_template("report.html.jinja").render(
         study=study,
         is_private=is_private,
+        knows_noise=run.certificate.get("method") == "sufficient_statistics",
         stamp=run.certificate.get("stamp") or "NOT PRIVATE: nothing in this run protects anybody",
         certificate=_flat(run.certificate),
         epsilon=run.certificate.get("epsilon"),

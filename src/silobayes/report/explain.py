@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 from silobayes.data.description import Public
+from silobayes.defaults import privatise_of
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.study import Mode, Privatise, ProtocolKind, Study
 
@@ -64,9 +65,7 @@ _LEAVES = {
 
 def what_leaves(study: Study) -> str:
     """What a site sends, as the rest of the sentence "Each site sends ..."."""
-    method = study.protocol.privatise
-    if method is None:
-        method = Privatise.NONE if study.privacy.mode is Mode.NONE else Privatise.DP_OPTIMISATION
+    method = privatise_of(study)
     if study.protocol.kind is ProtocolKind.GLOBAL_VI and method is Privatise.DP_OPTIMISATION:
         return "in each step of one common optimisation, a sum of clipped gradients of its rows with noise."
     return _LEAVES[method]

@@ -123,7 +123,7 @@ def plan(study: Study, rows: Sequence[int]) -> Plan:
             for name, count, event in zip(names, rows, events, strict=True)
         ),
         num_parameters=model.dim,
-        num_messages=2 * sum(len(visit.clients) for visit in method.visits),
+        num_messages=2 * method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits),
         widths=expected_widths(model, encoding, settings, rows, events),
     )
 
@@ -180,7 +180,8 @@ def made_up_rows(encoding: Encoding) -> np.ndarray:
     parts = []
     for column in encoding.columns:
         if isinstance(column, Numeric):
-            parts.append(rng.uniform(size=(_MADE_UP_ROWS, 1)))
+            values = rng.uniform(column.low, column.high, size=(_MADE_UP_ROWS, 1))
+            parts.append((values - column.typical) / column.reach)
         else:
             parts.append(np.eye(len(column.categories))[rng.integers(len(column.categories), size=_MADE_UP_ROWS)])
     if encoding.intercept:
