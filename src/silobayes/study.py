@@ -111,7 +111,7 @@ _TARGETS = {
     ModelKind.NEGATIVE_BINOMIAL_REGRESSION: (TargetKind.COUNT,),
     ModelKind.MLP: (TargetKind.CLASSES, TargetKind.REAL),
     ModelKind.GAUSSIAN: (TargetKind.NONE,),
-    ModelKind.NUMPYRO: (TargetKind.CLASSES, TargetKind.REAL, TargetKind.COUNT, TargetKind.NONE),
+    ModelKind.NUMPYRO: (TargetKind.CLASSES, TargetKind.REAL, TargetKind.NONE),
 }
 _CONJUGATE = (ModelKind.LINEAR_REGRESSION, ModelKind.GAUSSIAN)
 _WITHOUT_LABEL_BOUND = (ModelKind.GAUSSIAN, ModelKind.NUMPYRO)
