@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from silobayes.cli.demo import _free_place
 from silobayes.cli.main import main
 
 
@@ -13,6 +14,13 @@ def test_an_existing_directory_is_refused_before_anything_runs(tmp_path):
     assert result.exit_code == 2
     assert "--out" in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_the_demo_can_be_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("silobayes-demo", "silobayes-demo-2", "silobayes-demo-3"):
+        assert str(_free_place()) == expected
+        (tmp_path / expected).mkdir()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`silobayes demo`: the main job on simulated ICUs, offline."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,12 +14,11 @@ from silobayes.core.errors import InvalidInput
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    default=Path("silobayes-demo"),
-    show_default=True,
-    help="A new directory for the run: ledgers, posterior, certificate, report.",
+    help="A new directory for the run (ledgers, posterior, certificate, report); by default silobayes-demo here, "
+    "or the next free silobayes-demo-N.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
-def demo(seed: int, out: Path, as_json: bool) -> None:
+def demo(seed: int, out: Path | None, as_json: bool) -> None:
     """Mortality in ten simulated ICUs: one private posterior, its price, and a report to look at."""
     from rich.console import Console
     from rich.table import Table
@@ -26,6 +26,7 @@ def demo(seed: int, out: Path, as_json: bool) -> None:
     from silobayes.cli.running import NOISE_NOTE, progress_bar
     from silobayes.demo import simulate
 
+    out = _free_place() if out is None else out
     if out.exists():
         raise InvalidInput("--out", "a directory that does not exist yet", str(out), "Name a new one, or remove it.")
     console = Console(stderr=as_json)
@@ -56,3 +57,9 @@ def demo(seed: int, out: Path, as_json: bool) -> None:
     console.print(table)
     console.print(NOISE_NOTE, highlight=False)
     console.print(f"Report: {result.report}\nCheck its price from the ledgers alone: silobayes verify {out}")
+
+
+def _free_place() -> Path:
+    """The demo can be run again and again: an earlier run, with its ledgers, is never touched."""
+    names = itertools.chain(["silobayes-demo"], (f"silobayes-demo-{number}" for number in itertools.count(2)))
+    return next(place for place in map(Path, names) if not place.exists())
