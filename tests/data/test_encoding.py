@@ -159,11 +159,14 @@ def test_without_a_target_y_is_zero():
     assert y.tolist() == [0.0, 0.0]
 
 
-def test_persons_are_numbered_within_a_silo():
+def test_a_persons_number_depends_on_their_id_only():
     given = encoding(person="who")
     _, _, persons = given.encode(frame(who=[CANARY, CANARY]), "north")
     assert persons is not None
-    assert persons.tolist() == [0, 0]
+    assert len(set(persons.tolist())) == 1
+    _, _, others = given.encode(frame(who=["new", CANARY]), "north")  # somebody else appears first
+    assert others is not None
+    assert others[1] == persons[1] != others[0]
     for cell in ("", None):
         error = refusal(given, frame(who=["p", cell]))
         assert error.key == "data.unit"

@@ -291,3 +291,16 @@ def test_a_precision_below_its_own_noise_is_raised_to_it():
     draws = 0.5 / 4 * 2.0 * method.noise_multipliers[0] * np.random.default_rng(0).normal(size=(20_000, 9))
     assert method.posterior_floor == pytest.approx(np.std(-2 * draws.sum(axis=1)), rel=0.03)
     assert method.solver.floor < 1.0
+
+
+def test_who_else_is_there_changes_nobodys_shard():
+    """Persons dealt by order of appearance would all move when one of them is replaced."""
+    ids = np.random.default_rng(0).integers(2**62, size=40)
+    rows = np.repeat(ids, 3)
+    silo = Silo(name="a", x=np.zeros((120, 1)), y=np.zeros(120), persons=rows)
+    replaced = np.where(rows == ids[0], 7, rows)  # the first person is somebody else
+    other = Silo(name="a", x=np.zeros((120, 1)), y=np.zeros(120), persons=replaced)
+    shards, shards_after = deal(silo, 5, 120, 3), deal(other, 5, 120, 3)
+    assert np.array_equal(shards[3:], shards_after[3:])
+    assert all(len(set(shards[rows == person])) == 1 for person in ids)
+    assert set(shards) == set(range(5))

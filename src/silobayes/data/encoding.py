@@ -33,6 +33,7 @@ import numpy as np
 import pandas as pd
 
 from silobayes.core.errors import InvalidInput
+from silobayes.core.hashing import stable_hashes
 
 INTERCEPT = "intercept"
 Category = str | int | float
@@ -140,7 +141,7 @@ class Encoding:
         return math.sqrt(len(self.columns) + self.intercept)
 
     def encode(self, frame: pd.DataFrame, silo: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(x, y, persons) of the table of `silo`; persons are numbered within it."""
+        """(x, y, persons) of the table of `silo`; a person's number depends on their id only."""
         named = [self.target.name] if self.target else []
         self._check_columns(frame, silo, [*named, *([self.person] if self.person else [])])
         x = self._features(frame, silo)
@@ -261,10 +262,13 @@ def codes_of(cells: pd.Series, categories: Sequence[Category]) -> np.ndarray:
 
 
 def _persons(cells: pd.Series, silo: str) -> np.ndarray:
-    codes, _ = pd.factorize(cells)
-    if np.any(codes < 0) or np.any(cells.to_numpy(object) == ""):
+    """A number for each person that depends on their own id only: numbering in order of appearance would not.
+
+    Two persons share one of 2^64 numbers by chance; they would then be protected as one.
+    """
+    if cells.isna().any() or np.any(cells.to_numpy(object) == ""):
         raise _refusal("data.unit", "a person for each row", str(cells.name), silo, 8, "Fill or drop those rows.")
-    return codes.astype(np.int32)
+    return np.array(stable_hashes(str(cell) for cell in cells), dtype=np.int64)
 
 
 def _inside(bound: float, towards: float) -> np.float32:

@@ -72,8 +72,9 @@ def concatenate(name: str, silos: "list[Silo]") -> Silo:
     persons, first = [], 0
     for silo in silos:
         if silo.persons is not None:
-            persons.append(silo.persons + first)
-            first += int(silo.persons.max()) + 1
+            known, codes = np.unique(silo.persons, return_inverse=True)
+            persons.append(codes + first)
+            first += len(known)
     return Silo(
         name=name,
         x=np.concatenate([silo.x for silo in silos]),

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
+from silobayes.core.hashing import stable_hashes
 from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
 from silobayes.engines.baselines import BCMMethod, GlobalVIMethod, StatisticsMethod
@@ -187,28 +188,31 @@ def shard_buckets(silos: Sequence[Silo], num_shards: int, slots: Sequence[int], 
     """All shards of all silos, silo by silo."""
     parts, sizes = [], []
     for silo, max_rows in zip(silos, slots, strict=True):
-        shard_of_unit = deal(silo, num_shards, max_rows, seed)
-        shard_of_row = shard_of_unit[: len(silo.y)] if silo.persons is None else shard_of_unit[silo.persons]
-        room = shard_of_unit if silo.persons is None else shard_of_row
+        shard_of_slot = deal(silo, num_shards, max_rows, seed)
+        shard_of_row = shard_of_slot[: len(silo.y)]
         for k in range(num_shards):
             parts.append((silo.x[shard_of_row == k], silo.y[shard_of_row == k]))
-            sizes.append(max(1, int(np.sum(room == k))))
+            sizes.append(max(1, int(np.sum(shard_of_slot == k))))
     return Buckets(parts, sizes)
 
 
 def deal(silo: Silo, num_shards: int, max_rows: int, seed: int) -> np.ndarray:
-    """The shard of each slot (or person): dealt once, whatever the rows hold; a person's rows stay together.
+    """The shard of each slot: dealt once, whatever the rows hold; a person's rows stay together.
+
+    Persons are dealt by a public hash of their own number, so that who else is there changes nobody's shard.
 
     Guarantees:
         - the shard of a row depends on its slot or person only
         - a silo with fewer rows or persons than shards is refused
     """
-    num_units = max_rows if silo.persons is None else int(silo.persons.max()) + 1
+    num_units = max_rows if silo.persons is None else len(np.unique(silo.persons))
     if num_units < num_shards:
         fix = "Use fewer shards, or merge small silos."
         raise InvalidInput("protocol.shards", f"at most the {num_units} units of silo {silo.name}", num_shards, fix)
+    if silo.persons is not None:
+        return np.array(stable_hashes(f"{seed}/{person}" for person in silo.persons.tolist())) % num_shards
     rng = np.random.default_rng([seed, num_shards])
-    # Block by block, so that one unit more changes nobody else's shard.
+    # Block by block, so that one slot more changes nobody else's shard.
     blocks = [rng.permutation(num_shards) for _ in range(0, num_units, num_shards)]
     return np.concatenate(blocks)[:num_units]
 

@@ -16,7 +16,7 @@ from silobayes.privacy.relation import Relation, Unit
 
 @dataclass
 class Prepaid:
-    """An account from which only `event` can be taken, `remaining` times.
+    """What was charged to `account`, to be used up: only `event` can be taken, `remaining` times.
 
     Guarantees:
         Nothing but the event that was paid can be taken.
@@ -26,12 +26,6 @@ class Prepaid:
     account: Account
     event: AbstractEvent
     remaining: int
-
-    @classmethod
-    def pay(cls, account: Account, event: AbstractEvent) -> "Prepaid":
-        """Charge all `event.count` runs now."""
-        account.charge(event)
-        return cls(account=account, event=event, remaining=event.count)
 
     @property
     def relation(self) -> Relation:
