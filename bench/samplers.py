@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from silobayes.privacy.batches import poisson_batches, subsets_without_replacement
-from silobayes.privacy.discrete import discrete_gaussian, discrete_laplace, randomised_response
+from silobayes.privacy.discrete import discrete_gaussian, randomised_response, rounded_laplace
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.skellam import skellam
 
@@ -40,7 +40,7 @@ def samplers() -> list[tuple[str, Callable[[], object], int]]:
         rows.append((f"discrete_gaussian({stddev:g})", lambda s=stddev: discrete_gaussian(entropy, s, COUNT), COUNT))
     rows.append(("discrete_gaussian(100), 10 at a time", lambda: discrete_gaussian(entropy, 100.0, 10), 10))
     for scale in (1.0, 1e4, 2.0**40):
-        rows.append((f"discrete_laplace({scale:g})", lambda s=scale: discrete_laplace(entropy, s, COUNT), COUNT))
+        rows.append((f"rounded_laplace({scale:g})", lambda s=scale: rounded_laplace(entropy, s, COUNT), COUNT))
     for variance in (0.01, 1.0, 1e4, 2.0**20, 2.0**40, 2.0**60):
         rows.append((f"skellam({variance:g})", lambda v=variance: skellam(entropy, v, COUNT), COUNT))
     return [

@@ -1,4 +1,4 @@
-"""Exact integer noise: discrete Laplace, discrete Gaussian, and k-ary randomised response.
+"""Exact integer noise: rounded Laplace, discrete Gaussian, and k-ary randomised response.
 
 Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Algorithms 1 to 3, vectorised. Where
 we differ: the paper decides Bernoulli(exp(-gamma)) by a race of rational coin flips, which needs integers of 60 bits at
@@ -9,8 +9,8 @@ that could exceed 64 bits. Draws take a time that depends on random choices, as 
 Guarantees:
     - P(x) is proportional to exp(-x^2 / (2 stddev^2)), stddev being the exact rational value of the argument
       (`test_discrete_gaussian_matches_its_pmf`, `test_discrete_gaussian_at_huge_scales`).
-    - P(x) is proportional to exp(-|x| / scale) with a scale never below the argument
-      (`test_discrete_laplace_matches_its_pmf`, `test_laplace_scale_is_never_rounded_down`).
+    - Rounded Laplace noise has the law of a continuous draw rounded to integers, with a scale never below the argument
+      (`test_rounded_laplace_matches_its_pmf`, `test_laplace_scale_is_never_rounded_down`).
     - An answer is replaced with probability exactly gamma (`test_randomised_response_matches_its_law`).
     - No floating-point number takes part in any decision (`test_decisions_use_no_floats`).
     - Nothing overflows up to the largest scale accepted (`test_largest_scales_do_not_overflow`).
@@ -86,20 +86,11 @@ class LaplaceProposal:
         return (magnitude * sign)[(magnitude != 0) | (sign == 1)]
 
 
-def discrete_laplace(entropy: Entropy, scale: Fraction | float, size: Size) -> Ints:
-    """Integers with P(x) proportional to exp(-|x| / scale).
+def rounded_laplace(entropy: Entropy, scale: Fraction | float, size: Size) -> Ints:
+    """Continuous Laplace noise of the given scale, rounded to the nearest integer; exact.
 
     A scale whose fraction does not fit 64-bit integers is rounded up, by less than 2^-51 of itself or 2^-62. Draws
     beyond 120 scales, of probability below 2^-170, are put there.
-    """
-    exact = positive_rational("scale", scale, at_most=MAX_SCALE, fix="Pass sensitivity / epsilon in grid units.")
-    numerator, denominator = laplace_fraction(exact)
-    proposal = LaplaceProposal(numerator, denominator)
-    return collect(size, lambda count: proposal(entropy, count), accepted_percent=LaplaceProposal.ACCEPTED_PERCENT)
-
-
-def rounded_laplace(entropy: Entropy, scale: Fraction | float, size: Size) -> Ints:
-    """Continuous Laplace noise of the given scale, rounded to the nearest integer; exact (scale as above).
 
     Its size in half cells, floor(2 |X|), is geometric with scale 2 b, and a number is rounded from its half cells. As
     the law of a rounded continuous draw it costs what continuous Laplace noise costs; the two-sided geometric law puts
