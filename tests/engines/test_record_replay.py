@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
 from silobayes.engines.buckets import Buckets
 from silobayes.engines.planning import build_method, shard_buckets
@@ -18,7 +19,7 @@ from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import dp_pvi, pvi
 from silobayes.protocols.bcm import Committee
 from silobayes.study import Clipping, PosteriorKind, Privatise, ProtocolKind
-from silobayes.testing import PrivacyViolation, check_method, neighbours
+from silobayes.testing import Pair, PrivacyViolation, check_method, neighbours
 
 MAX_ROWS, FEATURES, PAIRS = 24, 3, 104
 MODEL = LogisticRegression(num_features=FEATURES)
@@ -229,3 +230,46 @@ def test_shards_that_share_rows_are_caught():
     pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
     with pytest.raises(PrivacyViolation):
         check_method(method, pairs)
+
+
+def person_pairs(rng, relation: Relation, count: int):
+    """One person of several leaves; under substitution another one, with other rows and as many as they like, comes."""
+    for _ in range(count):
+        ids = rng.choice(2**40, size=8, replace=False)
+        persons = rng.choice(ids, size=16)
+        x = (rng.normal(size=(16, FEATURES)) * 10.0 ** rng.uniform(-1, 1)).astype(np.float32)
+        rows = {"x": x, "y": rng.integers(2, size=16), "persons": persons}
+        stay = persons != persons[0]
+        other = {key: column[stay] for key, column in rows.items()}
+        if relation is Relation.SUBSTITUTE:
+            new = int(rng.integers(1, 5))
+            coming = {
+                "x": (10 * rng.normal(size=(new, FEATURES))).astype(np.float32),
+                "y": rng.integers(2, size=new),
+                "persons": np.full(new, 2**41),
+            }
+            other = {key: np.concatenate([coming[key], column]) for key, column in other.items()}
+        yield Pair(rows=rows, other=other, changed=0, relation=relation, name="a person")
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("name", ["local_averaging", "virtual_clients"])
+def test_one_changed_person_moves_each_released_sum_by_no_more_than_is_priced(name, relation):
+    settings = dataclasses.replace(SETTINGS[name], shards=3, rounds=3)
+    budget = Budget(epsilon=1.0, delta=1e-5, relation=relation, unit=Unit.PERSON)
+
+    def silo(rows):
+        return Silo(name="a", x=rows["x"], y=rows["y"].astype(np.int32), persons=rows["persons"])
+
+    first = next(person_pairs(np.random.default_rng(0), relation, 1)).rows
+    template = build_method(MODEL, [silo(first)], settings, budget, 0)
+
+    def method(rows, door):
+        ready = dataclasses.replace(template, shards=shard_buckets([silo(rows)], 3, [MAX_ROWS], 0))
+        state = ready.init()
+        while state.step < len(ready.visits):
+            state = ready.step(state, [door])
+        return state.server.eta_q
+
+    pairs = person_pairs(np.random.default_rng(1), relation, 40)
+    assert check_method(method, pairs, unit=Unit.PERSON) == 40

@@ -192,3 +192,13 @@ def test_wrong_units_are_refused():
     with pytest.raises(InvalidInput, match="blocks"):
         clip_blocks([general(np.ones((2, 2))), general(np.ones((3, 2)))], [1.0, 1.0])
     assert clip(general(np.ones((2, 2))), 1.0).blocks[0].terms is Terms.GENERAL
+
+
+def test_another_person_may_go_to_another_shard():
+    """Two shards, each with one term: A leaves the first, B joins the second, and both terms flip."""
+    before = clip(general(np.array([[1.0], [1.0]])), 1.0, unit=Unit.PERSON, sharded=True)
+    after = clip(general(np.array([[-1.0], [-1.0]])), 1.0, unit=Unit.PERSON, sharded=True)
+    moved = abs(before.total - after.total).max() * before.grid
+    assert moved == pytest.approx(4.0, rel=1e-4)
+    assert moved <= before.sensitivity(Relation.SUBSTITUTE)
+    assert before.sensitivity(Relation.ADD_REMOVE) == pytest.approx(2.0, rel=1e-4)

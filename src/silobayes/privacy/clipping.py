@@ -165,7 +165,13 @@ class Bounded:
 
     def sensitivity(self, relation: Relation) -> float:
         """How far the joint sum moves between neighbours, in units of the blocks' clip norms (no default relation)."""
-        relation = Relation.SUBSTITUTE if self.sharded else relation
+        if self.sharded:
+            # Persons are dealt by their own id: another person may go to another shard, and then two terms change.
+            terms = 2.0 if self.unit is Unit.PERSON and relation is Relation.SUBSTITUTE else 1.0
+            return terms * self._distance(Relation.SUBSTITUTE)
+        return self._distance(relation)
+
+    def _distance(self, relation: Relation) -> float:
         if self.order == 1:
             return l1_sensitivity(self.blocks[0].norm, relation)
         return math.sqrt(sum(l2_sensitivity(block.norm, block.terms, relation) ** 2 for block in self.blocks))
@@ -196,7 +202,8 @@ def clip(
             names the person of each row); `client` clips the whole sum as one term.
         persons: Needed for, and only for, `unit=person`.
         sharded: The terms are not those of units but of fixed shards that hold many units each. A shard that loses a
-            unit changes but does not vanish, so even under add_remove its term is *replaced*: up to 2 C.
+            unit changes but does not vanish, so even under add_remove its term is *replaced*: up to 2 C. Persons
+            are dealt by their own id, so substituting one for another changes up to two shards: up to 4 C.
         batch: The sampler's own record when the rows are a sample; its law goes into the price.
         order: 2, or 1 for Laplace noise.
 
