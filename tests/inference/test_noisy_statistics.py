@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silobayes.data.simulate import regression_study
 from silobayes.inference.noisy_statistics import (
-    exact_posterior,
     noise_aware_posterior,
     pool,
     release_statistics,
@@ -16,6 +14,7 @@ from silobayes.privacy.clipping import pack_symmetric, unpack_symmetric
 from silobayes.privacy.door import Door
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.testing import FreeAccount, check_method, neighbours
+from tests.inference.regression_cases import exact_posterior, regression_study
 
 RESIDUAL_VARIANCE, PRIOR = 0.0625, 1.0
 

@@ -132,12 +132,3 @@ def shrink(gram: np.ndarray, gram_std: float) -> tuple[np.ndarray, float]:
     shrunk = level * np.eye(dim) + weight * deviation
     values, vectors = np.linalg.eigh(shrunk)
     return (vectors * np.maximum(values, _EIGENVALUE_FLOOR * level)) @ vectors.T, weight * gram_std**2
-
-
-def exact_posterior(
-    gram: np.ndarray, cross: np.ndarray, *, residual_variance: float, prior_precision: float
-) -> GaussianPosterior:
-    """The conjugate posterior that believes its statistics: exact without noise, naive with it."""
-    covariance = np.linalg.inv(gram / residual_variance + prior_precision * np.eye(len(cross)))
-    mean = covariance @ cross / residual_variance
-    return GaussianPosterior(mean=mean, covariance=covariance, privacy_share=np.zeros(len(cross)))

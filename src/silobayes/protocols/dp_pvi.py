@@ -2,7 +2,9 @@
 
 Rows of a client are dealt once, independently of their values, into fixed shards. Each shard computes a change of the
 natural parameters, clipped to `clip_norm`; their sum is released once a round. One changed row changes one shard, in
-every round, so a round costs one Gaussian mechanism of sensitivity 2 C, whatever happened inside the shards.
+every round, so a round costs one Gaussian mechanism of sensitivity 2 C, whatever happened inside the shards. (Persons
+are dealt by their id; substituting one for another can change two shards, 4 C. Under add_remove a row that is removed
+leaves its slot empty: the others keep their shards.)
 
 - `local_averaging_step`: shards stand for the whole client (likelihood to the power `num_shards`), the client's
   factor is the sum of its releases and so public.
