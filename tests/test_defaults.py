@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 
 from silobayes import defaults
@@ -10,7 +11,7 @@ from silobayes.defaults import PublicFacts, resolve
 from silobayes.engines.planning import build_method
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import Privatise, ProtocolKind
+from silobayes.study import Privatise, ProtocolKind, Study
 from tests.engines.cases import MODEL, make_silos, make_study
 
 FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
@@ -76,3 +77,50 @@ def test_the_clip_norm_follows_the_size_of_the_score():
     assert PublicFacts.of(sharp, make_silos()).score == pytest.approx(10.0)
     narrow, wide = (resolve(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
     assert wide == pytest.approx(10 * narrow)
+
+
+def test_sizes_follow_what_the_study_declares_and_bounds_what_it_accepts():
+    """Three numbers in [-1, 1] and the intercept: squared norm 4; with a spread of a tenth, at most 301."""
+    tables = make_study().to_dict()
+    tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.1)
+    plain, scaled = (resolve(study, FACTS) for study in (make_study(), Study.from_dict(tables)))
+    assert plain.x_bound == pytest.approx(2.0)
+    assert scaled.x_bound == pytest.approx(301**0.5)
+    assert scaled.clip_norm == plain.clip_norm
+    tables["data"]["bounds"]["x0"] = ["a", "b", "c"]
+    del tables["data"]["spread"]["x0"]
+    tables["data"]["shares"] = {"x0": [0.2, 0.3, 0.5]}
+    assert resolve(Study.from_dict(tables), FACTS).clip_norm == pytest.approx(plain.clip_norm * (3.62 / 4) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "walkers"),
+    [
+        ({}, 3),
+        ({"rounds": 5, "steps": 70, "damping": 0.5}, 3),
+        ({"schedule": "sampled", "clients_per_round": 2, "steps": 50}, 2),
+        ({"kind": "global_vi", "steps": 100}, 1),
+        ({"kind": "streaming_vb"}, 3),
+    ],
+)
+def test_noise_alone_moves_a_coefficient_by_three_tenths(protocol, walkers):
+    """Steps of pure noise have size one in Adam's units; damped walks of the silos add up."""
+    tables = make_study(**protocol).to_dict()
+    tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.5)
+    settings = resolve(Study.from_dict(tables), FACTS)
+    noise = np.random.default_rng(0).normal(size=(4000, walkers, settings.rounds * settings.steps))
+    walks = settings.damping * settings.step_size * noise.sum(axis=(1, 2))
+    assert settings.step_size < 0.05
+    assert walks.std() == pytest.approx(0.3, rel=0.05)  # 4.5 standard errors: one false alarm in 10^5 keys
+    del tables["data"]["spread"]["x0"]
+    partly = resolve(Study.from_dict(tables), FACTS).step_size
+    assert partly == pytest.approx(min(0.05, settings.step_size * 0.35 / 0.3))
+
+
+def test_steps_are_never_longer_than_without_noise():
+    assert resolve(make_study(rounds=1, steps=1), FACTS).step_size == 0.05
+    assert resolve(make_study(mode="none"), FACTS).step_size == 0.05
+    assert resolve(make_study(privatise="virtual_clients"), FACTS).step_size == 0.05
+    many = PublicFacts(silo_rows=(500,) * 300, num_parameters=19)
+    steps = [resolve(make_study(kind="bcm"), facts).step_size for facts in (FACTS, many)]
+    assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.05])  # an average of walks is shorter than one

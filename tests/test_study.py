@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,17 @@ from silobayes.data.description import TargetKind
 from silobayes.data.encoding import Outside
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.study import Mode, ModelKind, PosteriorKind, Privatise, ProtocolKind, Schedule, Study
+from silobayes.study import (
+    AggregationKind,
+    AggregationSection,
+    Mode,
+    ModelKind,
+    PosteriorKind,
+    Privatise,
+    ProtocolKind,
+    Schedule,
+    Study,
+)
 from tests.data.studies import changed
 
 TOML = """
@@ -97,15 +108,14 @@ def test_every_key_of_a_study_file_is_read(tmp_path):
 def test_what_is_left_out_is_none_and_follows_the_default_rule():
     protocol = Study.from_dict(changed()).protocol
     assert protocol.kind is ProtocolKind.PVI
-    assert {field.name for field in dataclasses.fields(protocol) if getattr(protocol, field.name) is None} == {
-        "schedule", "privatise", "rounds", "damping", "steps", "step_size", "clip_norm", "sample_rate", "shards",
-        "clipping", "sampler", "posterior", "clients_per_round", "committee",
-    }  # fmt: skip
+    set_already = {field.name for field in dataclasses.fields(protocol) if getattr(protocol, field.name) is not None}
+    assert set_already == {"kind"}
 
 
 REAL = {"data__classes": None, "data__target_bounds": [0, 1]}
 FILES = {"data__source": None, "data__files": {"a": "a.csv"}}
 PERSON = {"data__unit": "patient", "privacy__unit": "person"}
+VIRTUAL = {"privatise": "virtual_clients"}
 # Each line: the key that the error must name, and the change that is not acceptable.
 BAD = [
     ("secrets", {"secrets": {}}),
@@ -150,6 +160,26 @@ BAD = [
     ("data.typical.ward", {"data__typical": {"ward": 1.0}}),
     ("data.typical.age", {"data__typical": {"age": 101.0}}),
     ("data.typical", {"data__typical": 3}),
+    ("data.spread", {"data__spread": 3}),
+    ("data.spread.ward", {"data__spread": {"ward": 1.0}}),
+    ("data.spread.height", {"data__spread": {"height": 1.0}}),
+    ("data.spread.age", {"data__spread": {"age": 0.0}}),
+    ("data.spread.age", {"data__spread": {"age": -1.0}}),
+    ("data.spread.age", {"data__spread": {"age": float("nan")}}),
+    ("data.spread.age", {"data__spread": {"age": 1e-9}}),
+    ("data.spread.age", {"data__spread": {"age": 51.0}}),
+    ("data.spread.age", {"data__spread": {"age": 91.0}, "data__typical": {"age": 10.0}}),
+    ("data.shares", {"data__shares": [0.5, 0.5]}),
+    ("data.shares.age", {"data__shares": {"age": [0.5, 0.5]}}),
+    ("data.shares.height", {"data__shares": {"height": [0.5, 0.5]}}),
+    ("data.shares.ward", {"data__shares": {"ward": 0.5}}),
+    ("data.shares.ward", {"data__shares": {"ward": [0.5, 0.5]}}),
+    ("data.shares.ward", {"data__shares": {"ward": [0.5, 0.5, 0.0]}}),
+    ("data.shares.ward", {"data__shares": {"ward": [0.5, 0.3, 0.1]}}),
+    ("data.shares.ward", {"data__shares": {"ward": [0.5, 0.3, "0.2"]}}),
+    ("data.shares.ward", {"data__shares": {"ward": [0.5, 0.3, float("nan")]}}),
+    ("data.shares.ward", {"data__shares": {"ward": {"a": 0.5, "b": 0.5}}}),
+    ("data.shares.ward", {"data__shares": {"ward": {"a": 0.5, "b": 0.3, "d": 0.2}}}),
     ("data.target_bounds", {"data__target_bounds": [0, 1]}),
     ("data.classes", {"data__classes": None, "data__target_bounds": [0, 1]}),
     ("data.target_bounds", {"model__kind": "linear_regression"}),
@@ -217,6 +247,15 @@ BAD = [
     ("protocol.steps", {"protocol__steps": 2.5}),
     ("protocol.step_size", {"protocol__step_size": 0}),
     ("protocol.clip_norm", {"protocol__clip_norm": -1}),
+    ("protocol.clip_norm", {"protocol": {**VIRTUAL, "clip_norm": [1.0]}}),
+    ("protocol.clip_norm", {"protocol": {**VIRTUAL, "clip_norm": [1.0, 0.0]}}),
+    ("protocol.clip_norm", {"protocol": {**VIRTUAL, "clip_norm": [1.0, float("nan")]}}),
+    ("protocol.clip_norm", {"protocol__clip_norm": [1.0, 2.0]}),
+    ("protocol.clip_norm", {"protocol": {**VIRTUAL, "scales": [1.0, 2.0]}}),
+    ("protocol.scales", {"protocol": {**VIRTUAL, "clip_norm": 1.0, "scales": 3.0}}),
+    ("protocol.scales", {"protocol": {**VIRTUAL, "clip_norm": 1.0, "scales": [1.0, -1.0]}}),
+    ("protocol.scales", {"protocol": {"clip_norm": 1.0, "scales": [1.0, 1.0]}}),
+    ("protocol.scales", {"protocol": {"privatise": "dp_optimisation", "clip_norm": 1.0, "scales": [1.0, 1.0]}}),
     ("protocol.sample_rate", {"protocol__sample_rate": 1.5}),
     ("protocol.shards", {"protocol__shards": 0}),
     ("protocol.shards", {"protocol": {"shards": 3, "privatise": "dp_optimisation"}}),
@@ -226,8 +265,12 @@ BAD = [
     ("protocol.sampler", {"protocol__sampler": "without_replacement", "privacy__relation": "add_remove"}),
     ("protocol.posterior", {"protocol__posterior": "low_rank"}),
     ("aggregation.kind", {"aggregation__kind": "sum"}),
-    ("aggregation.kind", {"aggregation": {"kind": "secret_sharing", "compute_nodes": 3}}),
-    ("aggregation.kind", {"aggregation__kind": "pairwise_masks"}),
+    ("aggregation.colluding", {"aggregation": {"kind": "trusted", "colluding": -1}}),
+    ("aggregation.colluding", {"aggregation": {"kind": "trusted", "colluding": 0.5}}),
+    ("aggregation.compute_nodes", {"aggregation__compute_nodes": 3}),
+    ("aggregation.compute_nodes", {"aggregation": {"kind": "trusted", "compute_nodes": 3}}),
+    ("aggregation.compute_nodes", {"aggregation": {"kind": "pairwise_masks", "compute_nodes": 3}}),
+    ("aggregation.compute_nodes", {"aggregation": {"kind": "secret_sharing", "compute_nodes": 1}}),
 ]  # fmt: skip
 
 
@@ -250,9 +293,35 @@ def test_a_missing_section_is_refused_by_its_name(section):
     assert refusal.value.key == section
 
 
-def test_secure_sums_are_said_to_come_later():
-    with pytest.raises(InvalidInput, match="later version"):
-        Study.from_dict(changed(aggregation={"kind": "secret_sharing", "colluding": 1, "compute_nodes": 3}))
+@pytest.mark.parametrize(
+    ("kind", "num_clients", "largest"),
+    [
+        ("trusted", 2, 0),
+        ("trusted", 7, 5),
+        ("secret_sharing", 7, 5),
+        ("pairwise_masks", 7, 3),
+        ("pairwise_masks", 8, 3),
+    ],
+)
+def test_colluders_are_fewer_than_a_sum_can_bear(kind, num_clients, largest):
+    for colluding in range(num_clients + 2):
+        section = AggregationSection(kind=kind, colluding=colluding)
+        if colluding <= largest:
+            assert section.num_shares(num_clients) == num_clients - colluding - 1 >= 1
+        else:
+            with pytest.raises(InvalidInput) as refusal:
+                section.num_shares(num_clients)
+            assert refusal.value.key == "aggregation.colluding"
+
+
+def test_every_kind_of_sum_is_read():
+    for kind in AggregationKind:
+        assert Study.from_dict(changed(aggregation={"kind": kind.value})).aggregation.num_colluding == 0
+    shared = {"kind": "secret_sharing", "colluding": 1, "compute_nodes": 2}
+    study = Study.from_dict(changed(aggregation=shared))
+    assert study.to_dict()["aggregation"] == shared
+    others = [{**shared, key: value} for key, value in (("colluding", 0), ("compute_nodes", 3))]
+    assert len({study.hash, *(Study.from_dict(changed(aggregation=other)).hash for other in others)}) == 3
 
 
 @pytest.mark.parametrize("text", ["[study\nname", "a = 1\na = 2", "\x00\n"])
@@ -328,10 +397,13 @@ CHANGES = {
         {"age": [0, 100], "ward": [1, 2, 3]},
         {"age": [0, 100], "ward": ["1", "2", "3"]},
     ],
+    "data__spread": [None, {"age": 10}, {"age": 11.0}],
     "silos": [{"count": 2}, {"count": 3}, {"count": 2, "scheme": "rho_kappa", "rho": 0.5, "kappa": -1.0}],
     "model__options": [{}, {"scale": 1.5}, {"scale": 1, "names": ["a", {"b": False}]}],
     "privacy__epsilon": [0.1, 1, 3.0],
     "privacy__relation": ["substitute", "add_remove"],
+    "protocol__clip_norm": [2, 3.0, [2, 3.0]],
+    "protocol__scales": [None, (1, 0.5)],
     "protocol__damping": [None, 0.5],
     "protocol__shards": [None, 4],
     "protocol__posterior": [None, "full"],
@@ -340,9 +412,8 @@ choices = st.fixed_dictionaries({key: st.sampled_from(range(len(values))) for ke
 
 
 def build(chosen: dict[str, int]) -> Study:
-    return Study.from_dict(
-        changed(data__public=["rows", "test"], **{key: CHANGES[key][k] for key, k in chosen.items()})
-    )
+    changes = {key: CHANGES[key][k] for key, k in chosen.items()}
+    return Study.from_dict(changed(data__public=["rows", "test"], protocol__privatise="virtual_clients", **changes))
 
 
 @given(choices)
@@ -373,6 +444,26 @@ def test_spelling_order_and_comments_do_not_change_the_hash():
     assert shuffled != TOML
     assert Study.from_toml(shuffled).hash == Study.from_toml(TOML).hash
     assert Study.from_toml(TOML.replace("seed = 7", "seed = 8")).hash != Study.from_toml(TOML).hash
+
+
+def test_shares_are_a_list_or_a_table_in_any_order():
+    listed = Study.from_dict(changed(data__shares={"ward": [0.5, 0.3, 0.2]}))
+    named = Study.from_dict(changed(data__shares={"ward": {"c": 0.2, "a": 0.5, "b": 0.3}}))
+    assert listed.data.shares == {"ward": (0.5, 0.3, 0.2)}
+    assert listed.hash == named.hash != Study.from_dict(changed()).hash
+    assert Study.from_dict(listed.to_dict()) == listed
+    assert Study.from_dict(changed(data__shares={"ward": [0.3, 0.5, 0.2]})).hash != listed.hash
+    numbers = changed(
+        data__bounds={"age": [0, 100], "ward": [1, 2, 3]}, data__shares={"ward": {"3": 0.2, "1": 0.5, "2": 0.3}}
+    )
+    assert Study.from_dict(numbers).data.shares == {"ward": (0.5, 0.3, 0.2)}
+
+
+def test_spreads_and_shares_reach_the_encoding():
+    scaled = changed(data__typical={"age": 40}, data__spread={"age": 20}, data__shares={"ward": [0.5, 0.3, 0.2]})
+    age, ward = Study.from_dict(scaled).encoding.columns
+    assert (getattr(age, "typical", None), getattr(age, "spread", None)) == (40.0, 20.0)
+    assert getattr(ward, "shares", None) == (0.5, 0.3, 0.2)
 
 
 def test_a_study_does_not_follow_changes_of_the_tables_it_was_built_from():
@@ -424,3 +515,13 @@ def test_the_template_shows_every_key():
         for field in dataclasses.fields(getattr(study, section)):
             shown = (f"\n{field.name} = ", f"\n# {field.name} = ", f"\n[{section}.{field.name}]")
             assert any(line in text for line in shown), f"{section}.{field.name}"
+
+
+def test_the_documents_list_exactly_the_keys_of_the_code():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "study-file.md").read_text()
+    study = Study.from_dict(changed())
+    for section in (field.name for field in dataclasses.fields(Study)):
+        part = re.search(rf"^## `\[{section}\]`\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+        assert part is not None, section
+        listed = re.findall(r"^\| `(\w+)` \|", part[1], flags=re.MULTILINE)
+        assert sorted(listed) == sorted(field.name for field in dataclasses.fields(getattr(study, section))), section

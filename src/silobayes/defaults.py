@@ -1,26 +1,39 @@
 """Settings of a run, and the rules that fill in what a study leaves out; they look at public facts only.
 
-They were chosen by hand on simulated intensive-care studies (`data.simulate.icu_study`, seeds 0, 1, 5, 6, ten silos, 19
-parameters, epsilon 1, delta 1e-5, substitution), by their score on held-out rows of those same studies: no search over
-a grid, and nothing else has been tuned. Take them as a start, not as an optimum.
+They were chosen by hand on simulated studies, by their score on held-out rows: no search over a grid, and nothing else
+has been tuned. Take them as a start, not as an optimum. All at epsilon 1, delta 1e-5, substitution, ten silos, logistic
+regression: `data.simulate.icu_study` (19 parameters, seeds 0, 1, 5, 6; for DP optimisation 0 and 1, with and without
+declared spreads and shares), and for DP optimisation also census-like tables (6 numbers, 8 columns with 102 categories
+of uneven shares, latent factors behind all of them; 12,000 and 24,000 rows, three seeds).
 
 - Without privacy a full Gaussian converges in a few rounds whatever the correlations. A mean-field one is a Jacobi
   iteration: with k non-zero features a row, `x x' <= k diag(x^2)`, so it is stable below a damping of 2 / k.
-- DP optimisation: while noise dominates, the price depends on `sample_rate * sqrt(steps) / noise` alone, so a large
-  rate costs nothing extra and adds little sampling noise. With label-free clipping the clip norm scales signal and
-  noise alike once it binds for most rows; a fifth of the largest |x| does.
-- Perturbing methods pay per visit, so they are visited rarely; the noise on an average over shards falls with their
-  number, so there are many small shards. The clip norm is a share of the natural parameters that a silo's (or
-  shard's) rows can add. At epsilon 1 and silos of this size they lose much against DP optimisation.
+- DP optimisation: while noise dominates, the price depends on `sample_rate * sqrt(steps) / noise` alone, so any rate
+  gives the same noise on the average gradient, and a small one is quick. With label-free clipping the clip norm scales
+  signal and noise alike once it binds for most rows; a fifth of a row's typical norm does. (Ordinary clipping does
+  better where noise is large, but it biases, and does worse where noise is small.) Adam in noise is a random walk of
+  known length: noise alone moves each coefficient of q by about `damping * step_size * sqrt(rounds * steps * silos)`.
+  Steps are of one size and as long as that walk may be: three tenths, in units of coefficients, or half as much more
+  where features are smaller than one because no spread or shares are declared. Longer walks add noise, shorter ones
+  shrink coefficients more than they need to.
+- Perturbing methods pay per visit, so they are visited rarely. A shard's change is mostly the chance of its own rows,
+  while what shards have in common adds up over shards: many small shards, of four rows or so, do best. The linear and
+  the quadratic part of a change are clipped each to a share of what a shard's rows can add. Chosen inside a sum over
+  silos, on icu_study seed 1 (scaled and not) and one census-like table; without a sum these methods lose much against
+  DP optimisation.
 - q is averaged over the last half of the visits (engines.methods): public post-processing that removes noise.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from silobayes.core.errors import InvalidInput, require_count, require_number
+from silobayes.data.encoding import Encoding, Numeric
 from silobayes.data.silo import Silo
 from silobayes.models.base import AbstractModel
 from silobayes.models.linear_regression import LinearRegression
@@ -28,15 +41,32 @@ from silobayes.models.poisson_regression import PoissonRegression
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Unit
 from silobayes.protocols.bcm import Committee
+from silobayes.protocols.linreg import Bounds
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import Clipping, Mode, PosteriorKind, Privatise, ProtocolKind, Study
+from silobayes.study import (
+    LARGEST_FIRST_SHARE,
+    PERTURBING,
+    AggregationKind,
+    AggregationSection,
+    Clipping,
+    Mode,
+    PosteriorKind,
+    Privatise,
+    ProtocolKind,
+    Study,
+)
 
-# Of the bound of a row's norm.
+# Of a row's typical norm.
 _CLIP_SHARE = 0.2
+# How far noise alone may move a coefficient of q in a whole study: where all columns have a declared spread or shares,
+# and where none has; and the longest step of Adam.
+_WALK, _WALK_UNSCALED = 0.3, 0.45
+_LONGEST_STEP = 0.05
 # Without privacy, up to this many parameters get a full covariance.
 _LARGEST_FULL = 120
-# Of mean rows * squared norm bound: what one visit may change.
-_CHANGE_SHARE = 0.004
+# Of mean rows * typical norm: what one visit may change.
+_CHANGE_SHARE, _AVERAGE_SHARE = 0.025, 0.006
+_ROWS_PER_SHARD, _MOST_SHARDS = 4, 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +80,10 @@ class Settings:
         rounds: How often each silo is visited.
         damping: Of every change, in (0, 1].
         steps: Of Adam, in one visit.
-        step_size: Of Adam; falls to zero along a cosine within a visit.
-        clip_norm: Of a row's gradient (dp_optimisation) or of a shard's scaled change (perturbing methods).
+        step_size: Of Adam. Without privacy it falls to zero along a cosine within a visit, with global VI within the
+            study; private visits keep it.
+        clip_norm: Of a row's gradient (dp_optimisation) or of a shard's scaled change (perturbing methods; or two: of
+            its linear and of its quadratic part).
         sample_rate: Expected share of the rows in one batch.
         shards: Per silo.
         clipping: How a row's gradient is clipped.
@@ -60,8 +92,13 @@ class Settings:
         scales: Public sizes of the linear and the quadratic part of a change; changes are clipped in these units.
         clients_per_round: Only with schedule = sampled.
         committee: Only with kind = bcm: which prior a silo uses.
-        x_bound: Only with sufficient_statistics: norm to which a row's features are pulled back.
+        first_share: Only with hybrid and linreg: the share of epsilon that would pay for the first part alone (hybrid:
+            the statistics; linreg: the marginal standard deviations).
+        projection: Only with linreg: whether rows are projected onto thresholds within their bounds.
+        bounds: Only with linreg: what a row can hold.
+        x_bound: Only with sufficient_statistics and hybrid: norm to which a row's features are pulled back.
         y_bound: The same of a row's target.
+        aggregation: How the messages of a visit are added up.
     """
 
     kind: ProtocolKind = ProtocolKind.PVI
@@ -71,7 +108,7 @@ class Settings:
     damping: float
     steps: int
     step_size: float
-    clip_norm: float = 1.0
+    clip_norm: float | tuple[float, float] = 1.0
     sample_rate: float = 1.0
     shards: int = 1
     clipping: Clipping = Clipping.LABEL_FREE
@@ -80,19 +117,33 @@ class Settings:
     scales: tuple[float, float] = (1.0, 1.0)
     clients_per_round: int | None = None
     committee: Committee = Committee.SAME
+    first_share: float = 0.5
+    projection: bool = True
+    bounds: Bounds | None = None
     x_bound: float = 1.0
     y_bound: float = 1.0
+    aggregation: AggregationSection = field(default_factory=AggregationSection)
 
     def __post_init__(self) -> None:
         for key in ("rounds", "steps", "shards"):
             require_count(f"protocol.{key}", getattr(self, key), at_least=1, fix="Correct or remove the key.")
-        for key, highest in (("damping", 1.0), ("sample_rate", 1.0)):
+        for key, highest in (("damping", 1.0), ("sample_rate", 1.0), ("first_share", LARGEST_FIRST_SHARE)):
             require_number(f"protocol.{key}", getattr(self, key), above=0.0, at_most=highest, fix="Correct the key.")
-        for key in ("step_size", "clip_norm", "x_bound", "y_bound"):
+        for key in ("step_size", "x_bound", "y_bound"):
             require_number(f"protocol.{key}", getattr(self, key), above=0.0, fix="Correct or remove the key.")
+        for clip_norm in self.clip_norms:
+            require_number("protocol.clip_norm", clip_norm, above=0.0, fix="Correct or remove the key.")
+        if len(self.clip_norms) > 1 and self.privatise not in PERTURBING:
+            fix = "Only the perturbing methods clip parts of a change; give one number."
+            raise InvalidInput("protocol.clip_norm", "one number", list(self.clip_norms), fix)
         if self.shards > 1 and self.privatise is Privatise.PARAMETER_PERTURBATION:
             fix = "Parameter perturbation has one shard; use local_averaging or virtual_clients."
             raise InvalidInput("protocol.shards", "1", self.shards, fix)
+
+    @property
+    def clip_norms(self) -> tuple[float, ...]:
+        """One norm, or that of each part."""
+        return self.clip_norm if isinstance(self.clip_norm, tuple) else (self.clip_norm,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +174,15 @@ def privatise_of(study: Study) -> Privatise:
         return study.protocol.privatise
     if study.privacy.mode is Mode.NONE:
         return Privatise.NONE
+    if study.protocol.kind is ProtocolKind.LINREG:
+        return Privatise.SUFFICIENT_STATISTICS
     # DP-SGD protects rows only.
-    return Privatise.LOCAL_AVERAGING if study.privacy.unit is Unit.PERSON else Privatise.DP_OPTIMISATION
+    assert study.privacy.unit is not None, "mode dp has a unit"
+    return {
+        Unit.ROW: Privatise.DP_OPTIMISATION,
+        Unit.PERSON: Privatise.LOCAL_AVERAGING,
+        Unit.CLIENT: Privatise.PARAMETER_PERTURBATION,
+    }[study.privacy.unit]
 
 
 def resolve(study: Study, facts: PublicFacts) -> Settings:
@@ -145,7 +203,12 @@ def resolve(study: Study, facts: PublicFacts) -> Settings:
         rules |= {"rounds": 1, "damping": 1.0, "steps": 400}
     elif protocol.kind is ProtocolKind.GLOBAL_VI:
         rules |= {"damping": 1.0}
-    return Settings(**{**rules, **chosen})
+    elif protocol.kind is ProtocolKind.LINREG:
+        rules |= _linreg_rules(study, privatise)
+    settings = Settings(**{**rules, **chosen}, aggregation=study.aggregation)
+    if protocol.step_size is None and privatise in (Privatise.DP_OPTIMISATION, Privatise.HYBRID):
+        settings = dataclasses.replace(settings, step_size=_noisy_step_size(study, facts, settings))
+    return settings
 
 
 _KEYS = (
@@ -159,11 +222,14 @@ _KEYS = (
     "steps",
     "step_size",
     "clip_norm",
+    "scales",
     "sample_rate",
     "shards",
     "clipping",
     "sampler",
     "posterior",
+    "first_share",
+    "projection",
 )
 
 
@@ -173,10 +239,10 @@ def _common_rules(study: Study, facts: PublicFacts) -> dict[str, Any]:
     low, high = study.data.target_bounds or (0.0, 1.0)
     return {
         "rounds": 20 if many else 1,
-        "damping": min(0.4, 2.0 / (_num_columns(study) + 1)) if many else 1.0,
+        "damping": min(0.4, 2.0 / (study.encoding.typical_row_norm**2 + 1)) if many else 1.0,
         "steps": 100 if many else 500,
-        "step_size": 0.05,
-        "x_bound": math.sqrt(_num_columns(study)),
+        "step_size": _LONGEST_STEP,
+        "x_bound": study.encoding.max_row_norm,
         "y_bound": max(abs(low), abs(high)),
     }
 
@@ -186,20 +252,65 @@ def _method_rules(study: Study, facts: PublicFacts, privatise: Privatise) -> dic
         if facts.num_parameters > _LARGEST_FULL or study.protocol.posterior is PosteriorKind.MEAN_FIELD:
             return {}
         return {"posterior": PosteriorKind.FULL} | ({"rounds": 10, "damping": 0.5} if len(facts.silo_rows) > 1 else {})
-    if privatise is Privatise.SUFFICIENT_STATISTICS:
+    if privatise in (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION):
         return {"rounds": 1, "damping": 1.0, "steps": 1}
-    if privatise is Privatise.DP_OPTIMISATION:
-        clip_norm = _CLIP_SHARE * facts.score * math.sqrt(_num_columns(study))
-        return {"rounds": 20, "steps": 40, "damping": 0.2, "clip_norm": clip_norm, "sample_rate": 0.3}
+    if privatise in (Privatise.DP_OPTIMISATION, Privatise.HYBRID):
+        clip_norm = _CLIP_SHARE * facts.score * study.encoding.typical_row_norm
+        return {"rounds": 20, "steps": 20, "damping": 0.2, "clip_norm": clip_norm, "sample_rate": 0.1}
     shards = 1
     if privatise in (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS):
-        shards = max(1, min(100, min(facts.silo_rows) // 4))
+        shards = max(1, min(_MOST_SHARDS, min(facts.silo_rows) // _ROWS_PER_SHARD))
     mean_rows = sum(facts.silo_rows) / len(facts.silo_rows)
-    size = _CHANGE_SHARE * mean_rows * facts.score**2 * _num_columns(study)
-    clip_norm = size / shards if privatise is Privatise.VIRTUAL_CLIENTS else size
-    return {"rounds": 10, "steps": 60, "damping": 0.2, "shards": shards, "clip_norm": clip_norm}
+    size = mean_rows * study.encoding.typical_row_norm
+    size *= _CHANGE_SHARE / shards if privatise is Privatise.VIRTUAL_CLIENTS else _AVERAGE_SHARE
+    clip_norms = (size * facts.score, size * facts.score**2)
+    return {"rounds": 8, "steps": 60, "damping": 0.2, "shards": shards, "clip_norm": clip_norms}
 
 
-def _num_columns(study: Study) -> int:
-    """Bound of a row's squared norm: a number in [-1, 1] or one hot category per column, and the intercept."""
-    return len(study.description.features) + int(study.data.intercept)
+def _noisy_step_size(study: Study, facts: PublicFacts, settings: Settings) -> float:
+    """Steps of Adam with which noise alone moves the mean of q by so much in the whole study."""
+    num_silos, columns = len(facts.silo_rows), study.encoding.columns
+    scaled = [(column.spread if isinstance(column, Numeric) else column.shares) is not None for column in columns]
+    walk = _WALK_UNSCALED + (_WALK - _WALK_UNSCALED) * sum(scaled) / len(scaled)
+    if settings.kind is ProtocolKind.GLOBAL_VI:
+        # One walk, on the sum over silos; in a secure sum the noise is that of one silo.
+        walkers = 1.0 if settings.aggregation.kind is AggregationKind.NONE else 1.0 / num_silos
+    elif settings.kind is ProtocolKind.BCM:
+        walkers = 1.0 / num_silos  # the average of the silos' walks
+    else:
+        walkers = settings.damping**2 * (settings.clients_per_round or num_silos)  # the sum of their damped walks
+    return min(_LONGEST_STEP, walk / math.sqrt(walkers * settings.rounds * settings.steps))
+
+
+def _linreg_rules(study: Study, privatise: Privatise) -> dict[str, Any]:
+    """One visit for each sum; without privacy one exact round. The share is the paper's (004 I)."""
+    projects = privatise is Privatise.SUFFICIENT_STATISTICS and study.protocol.projection is not False
+    low, high = study.data.target_bounds or (0.0, 1.0)
+    return {
+        "rounds": 2 if projects else 1,
+        "damping": 1.0,
+        "steps": 1,
+        "posterior": PosteriorKind.FULL,
+        "first_share": 0.3,
+        "bounds": _row_bounds(study.encoding, max(abs(low), abs(high))),
+    }
+
+
+def _row_bounds(encoding: Encoding, target: float) -> Bounds:
+    """What the encoding lets a row hold."""
+    features, projected, others_square = [], [], 0.0
+    for column in encoding.columns:
+        if isinstance(column, Numeric):
+            features.append(math.sqrt(column.max_square))
+            projected.append(True)
+            continue
+        hot = column.encode(np.arange(len(column.categories))).astype(np.float64)
+        largest = np.abs(hot).max(axis=0)
+        features += largest.tolist()
+        projected += [False] * len(largest)
+        others_square += float(np.max(np.sum((hot / largest) ** 2, axis=1)))
+    if encoding.intercept:
+        features.append(1.0)
+        projected.append(False)
+        others_square += 1.0
+    return Bounds(features=tuple(features), target=target, projected=tuple(projected), others_square=others_square)

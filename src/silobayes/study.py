@@ -74,6 +74,7 @@ class ProtocolKind(StrEnum):
     BCM = "bcm"
     GLOBAL_VI = "global_vi"
     STREAMING_VB = "streaming_vb"
+    LINREG = "linreg"
 
 
 class Privatise(StrEnum):
@@ -86,6 +87,16 @@ class Privatise(StrEnum):
     VIRTUAL_CLIENTS = "virtual_clients"
     SUFFICIENT_STATISTICS = "sufficient_statistics"
     HYBRID = "hybrid"
+    INPUT_PERTURBATION = "input_perturbation"
+
+
+class AggregationKind(StrEnum):
+    """How the messages of a visit are added up."""
+
+    NONE = "none"
+    TRUSTED = "trusted"
+    SECRET_SHARING = "secret_sharing"
+    PAIRWISE_MASKS = "pairwise_masks"
 
 
 class Clipping(StrEnum):
@@ -116,10 +127,17 @@ _TARGETS = {
 _CONJUGATE = (ModelKind.LINEAR_REGRESSION, ModelKind.GAUSSIAN)
 _WITHOUT_LABEL_BOUND = (ModelKind.GAUSSIAN, ModelKind.NUMPYRO)
 _SHARDED = (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
+# Methods that clip and noise a change of natural parameters.
+PERTURBING = (Privatise.PARAMETER_PERTURBATION, *_SHARDED)
+# Methods whose posterior includes the privacy noise.
+NOISE_AWARE = (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION)
+# Of epsilon: the start of a hybrid must leave something for the rest.
+LARGEST_FIRST_SHARE = 0.95
 _ONLY_SCHEDULE = {
     ProtocolKind.BCM: Schedule.SYNCHRONOUS,
     ProtocolKind.GLOBAL_VI: Schedule.SYNCHRONOUS,
     ProtocolKind.STREAMING_VB: Schedule.SEQUENTIAL,
+    ProtocolKind.LINREG: Schedule.SYNCHRONOUS,
 }
 _ONE_ROUND = (ProtocolKind.BCM, ProtocolKind.STREAMING_VB)
 
@@ -177,7 +195,10 @@ class PrivacySection:
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolSection:
-    """[protocol]: None means that the method's default rule decides, from public facts alone."""
+    """[protocol]: None means that the method's default rule decides, from public facts alone.
+
+    `clip_norm` may be two numbers for a perturbing method: of the linear and of the quadratic part of a change.
+    """
 
     kind: ProtocolKind = ProtocolKind.PVI
     schedule: Schedule | None = None
@@ -186,7 +207,8 @@ class ProtocolSection:
     damping: float | None = None
     steps: int | None = None
     step_size: float | None = None
-    clip_norm: float | None = None
+    clip_norm: float | tuple[float, float] | None = None
+    scales: tuple[float, float] | None = None
     sample_rate: float | None = None
     shards: int | None = None
     clipping: Clipping | None = None
@@ -194,6 +216,8 @@ class ProtocolSection:
     posterior: PosteriorKind | None = None
     clients_per_round: int | None = None
     committee: Committee | None = None
+    first_share: float | None = None
+    projection: bool | None = None
 
     def __post_init__(self) -> None:
         _choose(self, "protocol", "kind", ProtocolKind, "Choose a protocol.")
@@ -206,8 +230,18 @@ class ProtocolSection:
         for key in ("rounds", "steps", "shards", "clients_per_round"):
             if getattr(self, key) is not None:
                 require_count(f"protocol.{key}", getattr(self, key), at_least=1, fix="Correct or remove the key.")
-        for key, highest in (("damping", 1.0), ("sample_rate", 1.0), ("step_size", math.inf), ("clip_norm", math.inf)):
+        highest_values = {"damping": 1.0, "sample_rate": 1.0, "step_size": math.inf, "first_share": LARGEST_FIRST_SHARE}
+        for key, highest in highest_values.items():
             _number(self, "protocol", key, highest, "Correct or remove the key.")
+        if isinstance(self.clip_norm, (list, tuple)):
+            _two_numbers(self, "clip_norm")
+        else:
+            _number(self, "protocol", "clip_norm", math.inf, "Correct or remove the key.")
+        if self.scales is not None:
+            _two_numbers(self, "scales")
+            if self.clip_norm is None:
+                fix = "Add the key: its default is not in units of protocol.scales."
+                raise InvalidInput("protocol.clip_norm", "a norm in units of scales", "nothing", fix)
         only = _ONLY_SCHEDULE.get(self.kind)
         if only is not None and self.schedule is not None and self.schedule is not only:
             expected = f"{only.value} with {self.kind.value}"
@@ -221,23 +255,81 @@ class ProtocolSection:
             raise InvalidInput("protocol.clients_per_round", expected, self.clients_per_round, "Add or remove the key.")
         if self.committee is not None and self.kind is not ProtocolKind.BCM:
             raise InvalidInput("protocol.committee", "no value without bcm", self.committee.value, "Remove the key.")
+        self._check_linreg()
+        two_parts = self.privatise is Privatise.HYBRID or (self._projects and self.projection is not False)
+        if self.first_share is not None and not two_parts:
+            expected = "no value without hybrid, or linreg with projection"
+            raise InvalidInput("protocol.first_share", expected, self.first_share, "Remove the key.")
         if self.shards is not None and self.privatise not in (None, *_SHARDED):
             expected = "no value without local_averaging or virtual_clients"
             raise InvalidInput("protocol.shards", expected, self.shards, "Remove the key.")
 
+    @property
+    def _projects(self) -> bool:
+        return self.kind is ProtocolKind.LINREG and self.privatise in (None, Privatise.SUFFICIENT_STATISTICS)
+
+    def _check_linreg(self) -> None:
+        if self.projection is not None:
+            if not isinstance(self.projection, bool):
+                raise InvalidInput(
+                    "protocol.projection", "true or false", self.projection, "Correct or remove the key."
+                )
+            if not self._projects:
+                expected = "no value without linreg from sums"
+                raise InvalidInput("protocol.projection", expected, self.projection, "Remove the key.")
+        if self.privatise is Privatise.INPUT_PERTURBATION and self.kind is not ProtocolKind.LINREG:
+            fix = "Use protocol.kind = linreg."
+            raise InvalidInput("protocol.privatise", "input_perturbation only with linreg", self.kind.value, fix)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationSection:
-    """[aggregation]: how the server gets the sum of what silos send."""
+    """[aggregation]: how the server gets the sum of what silos send.
 
-    kind: str = "none"
+    Attributes:
+        kind: `none`: each silo's messages are private by a noise of its own. Otherwise only the sum over the visited
+            silos is, by noise that each draws a share of: with `trusted` an aggregator sees the shares and is trusted
+            to publish their sum only; with `secret_sharing` and `pairwise_masks` nobody sees them.
+        colluding: How many silos may pool what they know, or drop out, without weakening the guarantee; 0 by default.
+        compute_nodes: How many add up secret shares, 3 by default; all but one of them may collude.
+    """
+
+    kind: AggregationKind = AggregationKind.NONE
+    colluding: int | None = None
+    compute_nodes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind in ("secret_sharing", "pairwise_masks"):
-            fix = 'Secure sums come in a later version; use "none", the price per silo holds without them.'
-            raise InvalidInput("aggregation.kind", "none", self.kind, fix)
-        if self.kind != "none":
-            raise InvalidInput("aggregation.kind", "none", self.kind, "Correct or remove the key.")
+        _choose(self, "aggregation", "kind", AggregationKind, "Say who sees what, or remove the key.")
+        if self.colluding is not None:
+            require_count("aggregation.colluding", self.colluding, at_least=0, fix="Pass how many silos may collude.")
+        if self.compute_nodes is not None:
+            if self.kind is not AggregationKind.SECRET_SHARING:
+                fix = "Only secret shares go to compute nodes; remove the key."
+                raise InvalidInput("aggregation.compute_nodes", "no value", self.compute_nodes, fix)
+            require_count("aggregation.compute_nodes", self.compute_nodes, at_least=2, fix="Two nodes are the least.")
+        if self.kind is AggregationKind.NONE and self.colluding is not None:
+            fix = "Without a sum over silos each is protected by its own noise; remove the key."
+            raise InvalidInput("aggregation.colluding", "no value with kind = none", self.colluding, fix)
+
+    def num_shares(self, num_clients: int) -> int:
+        """Of so many silos the noise alone protects: all but the colluding ones and one that knows its own share.
+
+        004 I, Theorem 1: of M silos, T collude or drop out, and one more may subtract its own share.
+        """
+        num_shares = num_clients - self.num_colluding - 1
+        if num_shares < 1:
+            fix = "A secure sum needs two silos more than collude."
+            raise InvalidInput("aggregation.colluding", f"at most {num_clients - 2}", self.num_colluding, fix)
+        if self.kind is AggregationKind.PAIRWISE_MASKS and not 2 * self.num_colluding < num_clients:
+            fix = "As many silos could pool their shares of a mask; use secret_sharing."
+            expected = f"less than half of {num_clients} silos with pairwise_masks"
+            raise InvalidInput("aggregation.colluding", expected, self.num_colluding, fix)
+        return num_shares
+
+    @property
+    def num_colluding(self) -> int:
+        """T."""
+        return self.colluding or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,9 +377,6 @@ class Study:
         for name in ("study", "data", "model", "privacy"):
             if name not in tables:
                 raise InvalidInput(name, f"a section [{name}]", "nothing", "`silobayes init DIR` shows all sections.")
-        aggregation = tables.get("aggregation", {})
-        if isinstance(aggregation, Mapping) and "kind" in aggregation:
-            AggregationSection(kind=aggregation["kind"])  # before the keys that only later kinds have
         return cls(**{name: build_section(kind, name, tables.get(name, {})) for name, kind in _SECTIONS.items()})
 
     def to_dict(self) -> dict[str, Any]:
@@ -365,10 +454,21 @@ class Study:
         if protocol.sampler is Scheme.WITHOUT_REPLACEMENT and self.privacy.relation is Relation.ADD_REMOVE:
             fix = "Use poisson, or the relation substitute."
             raise InvalidInput("protocol.sampler", "poisson with add_remove", protocol.sampler.value, fix)
+        if protocol.kind is ProtocolKind.LINREG and kind is not ModelKind.LINEAR_REGRESSION:
+            fix = "Use another protocol, or model linear_regression."
+            raise InvalidInput("protocol.kind", f"another protocol for {kind.value}", protocol.kind.value, fix)
         conjugate_only = (Privatise.SUFFICIENT_STATISTICS, Privatise.HYBRID)
         if protocol.privatise is not None and protocol.privatise in conjugate_only and kind not in _CONJUGATE:
             got, fix = protocol.privatise.value, "Use dp_optimisation."
             raise InvalidInput("protocol.privatise", f"another method for {kind.value}", got, fix)
+        perturbs = protocol.privatise in PERTURBING or (
+            protocol.privatise is None and self.privacy.mode is Mode.DP and self.privacy.unit is Unit.PERSON
+        )
+        for key in ("clip_norm", "scales"):
+            if isinstance(getattr(protocol, key), tuple) and not perturbs:
+                expected = "parts only with parameter_perturbation, local_averaging or virtual_clients"
+                fix = "Give one number, or set protocol.privatise." if key == "clip_norm" else "Remove the key."
+                raise InvalidInput(f"protocol.{key}", expected, list(getattr(protocol, key)), fix)
         if protocol.clipping is Clipping.LABEL_FREE and kind in _WITHOUT_LABEL_BOUND:
             fix = "Only regressions bound a row's gradient over its label."
             raise InvalidInput("protocol.clipping", f"ordinary for {kind.value}", protocol.clipping.value, fix)
@@ -422,6 +522,14 @@ def _number(section: object, where: str, key: str, highest: float, fix: str) -> 
     if value is not None:
         number = require_number(f"{where}.{key}", value, above=0.0, at_most=highest, fix=fix)
         object.__setattr__(section, key, number)
+
+
+def _two_numbers(section: ProtocolSection, key: str) -> None:
+    value, fix = getattr(section, key), "Write [linear part, quadratic part]."
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise InvalidInput(f"protocol.{key}", "two numbers", value, fix)
+    pair = tuple(require_number(f"protocol.{key}", number, above=0.0, fix=fix) for number in value)
+    object.__setattr__(section, key, pair)
 
 
 def _free(key: str, value: Any) -> Any:

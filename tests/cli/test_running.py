@@ -79,7 +79,7 @@ def test_what_ran_is_what_was_planned(ran: tuple[Path, dict]) -> None:
     planned = json.loads(invoke("plan", study, "--json").stdout)
     certificate = json.loads((Path(ended["directory"]) / "certificate.json").read_text())
     assert planned["study_hash"] == certificate["study_hash"]
-    assert [silo["event"] for silo in planned["silos"]] == [silo["event"] for silo in certificate["silos"]]
+    assert [silo["events"] for silo in planned["silos"]] == [silo["events"] for silo in certificate["silos"]]
     assert planned["messages"] == ended["communications"]["messages"]
 
 

@@ -216,6 +216,57 @@ def test_a_row_does_not_see_the_other_rows(order, removed):
     np.testing.assert_array_equal(y_kept, y[kept])
 
 
+SCALED = (
+    Numeric(name="age", low=0.0, high=100.0, typical=40.0, spread=20.0),
+    Categorical(name="ward", categories=("a", "b", "c"), shares=(0.5, 0.3, 0.2)),
+)
+
+
+def test_spreads_and_shares_by_hand():
+    x = encoding(columns=SCALED).encode_features(frame(age=[25, 100], ward=["c", "a"]))
+    np.testing.assert_allclose(x, [[-0.75, -0.5, -0.3, 0.8, 1.0], [3.0, 0.5, -0.3, -0.2, 1.0]], rtol=1e-6)
+    assert x.dtype == np.float32
+
+
+def test_categories_that_have_their_shares_are_centred():
+    """Five a, three b and two c, as declared: mean 0, and the mean squared norm (with the intercept's 1)."""
+    given = encoding(columns=SCALED[1:])
+    x = given.encode_features(pd.DataFrame({"ward": list("aaaaabbbcc")}))[:, :3].astype(float)
+    np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=1e-6)
+    assert given.typical_row_norm**2 == pytest.approx((x**2).sum(axis=1).mean() + 1.0)
+
+
+def test_the_typical_norm_counts_what_is_declared():
+    assert encoding().typical_row_norm == encoding().max_row_norm == pytest.approx(math.sqrt(3.0))
+    assert encoding(columns=SCALED).typical_row_norm == pytest.approx(math.sqrt(1 + 0.25 + 0.21 + 0.16 + 1))
+    assert encoding(columns=SCALED, intercept=False).typical_row_norm == pytest.approx(math.sqrt(1.62))
+    by_hand = 3.0**2 + (0.25 + 0.09 + 0.64) + 1.0  # age 100 in ward c, the rarest
+    assert encoding(columns=SCALED).max_row_norm == pytest.approx(math.sqrt(by_hand))
+
+
+@given(
+    ranges,
+    st.floats(0, 1),
+    st.floats(1e-6, 1),
+    st.lists(st.floats(1e-3, 1), min_size=2, max_size=6),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5),
+)
+def test_no_row_exceeds_the_norm_bound_and_some_row_reaches_it(bounds, share, spread, weights, cells):
+    low, high = bounds
+    typical = min(max(low + share * (high - low), low), high)
+    column = Numeric(name="v", low=low, high=high, typical=typical, spread=spread * max(high - typical, typical - low))
+    shares = tuple(weight / sum(weights) for weight in weights)
+    ward = Categorical(name="w", categories=tuple(range(len(shares))), shares=shares)
+    given = encoding(columns=(column, ward), target=None, outside=Outside.CLIP)
+    values = [*cells, low, high]
+    pairs = pd.DataFrame(
+        {"v": np.repeat(values, len(shares)), "w": np.tile(np.arange(len(shares)), len(values))}, dtype=float
+    )
+    norms = np.linalg.norm(given.encode(pairs, "north")[0].astype(float), axis=1)
+    assert norms.max() == pytest.approx(given.max_row_norm, rel=1e-12)  # float64 rounding, nothing else
+    assert given.typical_row_norm <= given.max_row_norm * (1 + 1e-6)
+
+
 def test_the_largest_row_reaches_the_norm_bound():
     x = encoding().encode_features(frame(age=[100, 100]))
     assert np.linalg.norm(x[0]) == pytest.approx(encoding().max_row_norm)

@@ -24,7 +24,9 @@ def make_silos(sizes=(80, 100, 120)) -> list[Silo]:
     return [make_silo(f"silo-{k}", size, seed=k) for k, size in enumerate(sizes)]
 
 
-def make_study(mode: str = "dp", seed: int = 0, epsilon: float = 1.0, unit: str = "row", **protocol) -> Study:
+def make_study(
+    mode: str = "dp", seed: int = 0, epsilon: float = 1.0, unit: str = "row", aggregation=None, **protocol
+) -> Study:
     privacy = {"mode": mode}
     if mode == "dp":
         privacy |= {"epsilon": epsilon, "delta": 1e-5, "relation": "substitute", "unit": unit}
@@ -43,5 +45,6 @@ def make_study(mode: str = "dp", seed: int = 0, epsilon: float = 1.0, unit: str 
             "model": {"kind": "logistic_regression"},
             "privacy": privacy,
             "protocol": protocol,
+            "aggregation": aggregation or {},
         }
     )

@@ -4,22 +4,34 @@ import dataclasses
 from functools import cache
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
+from silobayes.engines.aggregation import Aggregator
 from silobayes.engines.buckets import Buckets
 from silobayes.engines.planning import build_method, shard_buckets
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.privacy.door import Door
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import dp_pvi, pvi
 from silobayes.protocols.bcm import Committee
-from silobayes.study import Clipping, PosteriorKind, Privatise, ProtocolKind
-from silobayes.testing import Pair, PrivacyViolation, check_method, neighbours
+from silobayes.secure.sums import PlainSum
+from silobayes.study import (
+    PERTURBING,
+    AggregationKind,
+    AggregationSection,
+    Clipping,
+    PosteriorKind,
+    Privatise,
+    ProtocolKind,
+)
+from silobayes.testing import FreeAccount, Pair, PrivacyViolation, check_method, neighbours
 
 MAX_ROWS, FEATURES, PAIRS = 24, 3, 104
 MODEL = LogisticRegression(num_features=FEATURES)
@@ -80,6 +92,26 @@ SETTINGS = {
     "virtual_clients": Settings(
         privatise=Privatise.VIRTUAL_CLIENTS, rounds=4, damping=0.5, steps=8, step_size=0.1, clip_norm=0.3, shards=4
     ),
+    "virtual_clients, parts": Settings(
+        privatise=Privatise.VIRTUAL_CLIENTS,
+        rounds=4,
+        damping=0.5,
+        steps=8,
+        step_size=0.1,
+        clip_norm=(0.3, 0.05),
+        shards=4,
+        scales=(2.0, 0.5),
+    ),
+    "local_averaging, parts, full": Settings(
+        privatise=Privatise.LOCAL_AVERAGING,
+        rounds=3,
+        damping=0.5,
+        steps=8,
+        step_size=0.1,
+        clip_norm=(0.3, 0.1),
+        shards=4,
+        posterior=PosteriorKind.FULL,
+    ),
     "virtual_clients, exact": Settings(
         privatise=Privatise.VIRTUAL_CLIENTS, rounds=4, damping=0.5, steps=1, step_size=0.1, clip_norm=5.0, shards=4
     ),
@@ -93,6 +125,20 @@ SETTINGS = {
         shards=4,
         posterior=PosteriorKind.FULL,
     ),
+}
+
+
+SUM = AggregationSection(kind=AggregationKind.SECRET_SHARING)
+SETTINGS |= {
+    f"{name}, summed": dataclasses.replace(SETTINGS[name], aggregation=SUM)
+    for name in (
+        "local_averaging",
+        "virtual_clients",
+        "virtual_clients, exact",
+        "parameter_perturbation",
+        "sufficient_statistics",
+        "global_vi",
+    )
 }
 
 
@@ -119,9 +165,9 @@ def planned(name: str, relation: Relation):
     """The method on any rows; its noise is calibrated once."""
     settings = SETTINGS[name]
     # Where the solver is exact, a shard's change follows its cavity; little noise keeps it off the clip norm.
-    is_exact = name in ("sufficient_statistics", "virtual_clients, exact")
+    is_exact = name.removesuffix(", summed") in ("sufficient_statistics", "virtual_clients, exact")
     budget = Budget(epsilon=50.0 if is_exact else 1.0, delta=1e-5, relation=relation, unit=Unit.ROW)
-    is_loop = settings.privatise is Privatise.DP_OPTIMISATION
+    is_loop = settings.privatise is Privatise.DP_OPTIMISATION and settings.aggregation != SUM
     silos = [silo_of(PUBLIC_ROWS)] * (1 if is_loop else 2)
     return build_method(REGRESSION if is_exact else MODEL, silos, settings, budget, 0, max_rows=[MAX_ROWS] * len(silos))
 
@@ -132,29 +178,45 @@ def method_of(name: str, relation: Relation):
 
     def method(rows, door):
         silos = [silo_of(rows), silo_of(PUBLIC_ROWS)]
-        if SETTINGS[name].privatise is Privatise.DP_OPTIMISATION:
+        is_summed = SETTINGS[name].aggregation == SUM
+        # In a sum the other silo draws what it likes: only the total is released.
+        doors = [door, Door.open(FreeAccount(relation, Unit.ROW)) if is_summed else door]
+        if SETTINGS[name].kind is ProtocolKind.GLOBAL_VI and is_summed:
+            parts = [(silo.x, silo.y) for silo in silos]
+            ready = dataclasses.replace(template, buckets=Buckets(parts, [MAX_ROWS, MAX_ROWS]))
+        elif SETTINGS[name].privatise is Privatise.DP_OPTIMISATION:
             ready = dataclasses.replace(template, buckets=Buckets([(silos[0].x, silos[0].y)], [MAX_ROWS]))
             doors = [door]
         elif SETTINGS[name].privatise is Privatise.SUFFICIENT_STATISTICS:
             arrays = tuple((silo.x.astype(np.float64), silo.y.astype(np.float64)) for silo in silos)
-            ready, doors = dataclasses.replace(template, rows=arrays), [door, door]
+            ready = dataclasses.replace(template, rows=arrays)
         else:
             buckets = shard_buckets(silos, SETTINGS[name].shards, [MAX_ROWS, MAX_ROWS], 0)
             ready = dataclasses.replace(template, shards=buckets)
-            doors = [door, door]
+        ready = dataclasses.replace(ready, aggregator=reusable(template.aggregator))
         state = ready.init()
         public = []
         while state.step < len(ready.visits):
             state = ready.step(state, doors)
             public.append(state.server.eta_q)
-            if SETTINGS[name].privatise is not Privatise.VIRTUAL_CLIENTS:
+            has_private_factors = SETTINGS[name].privatise in PERTURBING and is_summed
+            if SETTINGS[name].privatise is not Privatise.VIRTUAL_CLIENTS and not has_private_factors:
                 public.append(state.clients)  # factors are sums of releases, so they may be public
         return [public, ready.eta(state)]
 
     return method
 
 
+def reusable(aggregator: Aggregator | None) -> Aggregator | None:
+    """A sum refuses a sum index it has seen, and the method here runs many times: the plain one remembers nothing."""
+    return None if aggregator is None else dataclasses.replace(aggregator, sums=PlainSum(num_clients=2, colluding=0))
+
+
 QUICK = {
+    "local_averaging, summed": Relation.SUBSTITUTE,
+    "virtual_clients, exact, summed": Relation.SUBSTITUTE,
+    "global_vi, summed": Relation.SUBSTITUTE,
+    "sufficient_statistics, summed": Relation.ADD_REMOVE,
     "dp_optimisation": Relation.SUBSTITUTE,
     "bcm": Relation.SUBSTITUTE,
     "global_vi": Relation.SUBSTITUTE,
@@ -162,6 +224,7 @@ QUICK = {
     "parameter_perturbation": Relation.SUBSTITUTE,
     "local_averaging": Relation.ADD_REMOVE,
     "virtual_clients": Relation.SUBSTITUTE,
+    "virtual_clients, parts": Relation.SUBSTITUTE,
     "virtual_clients, exact": Relation.ADD_REMOVE,
 }
 CASES = [
@@ -199,19 +262,39 @@ def test_fixed_size_batches_pass():
 def test_noise_in_a_shards_factor_is_caught(monkeypatch):
     """What the public code does: the released (noisy) change goes into every shard's factor (SPEC 0)."""
 
-    def noisy_step(doors, clients, down, solve, ball, noise_multipliers, *, damping):
-        state, up = right_step(doors, clients, down, solve, ball, noise_multipliers, damping=damping)
+    def noisy_step(clients, down, solve, ball, release, *, damping, weight):
+        state, total = right_step(clients, down, solve, ball, release, damping=damping, weight=weight)
         clean = state.eta_t - clients.eta_t
-        total = type(clean)(linear=clean.linear.sum(axis=1), quadratic=clean.quadratic.sum(axis=1))
-        noise = up.d_eta - total
-        spread = type(noise)(linear=noise.linear[:, None], quadratic=noise.quadratic[:, None])
-        return pvi.ClientState(eta_t=state.eta_t + spread), up
+        noise = total.d_eta - jax.tree.map(lambda leaf: leaf.sum(axis=(0, 1)), clean)
+        return pvi.ClientState(eta_t=state.eta_t + noise), total
 
-    right_step = dp_pvi.virtual_clients_step
-    monkeypatch.setattr(dp_pvi, "virtual_clients_step", noisy_step)
+    right_step = dp_pvi.shard_factors_step
+    monkeypatch.setattr(dp_pvi, "shard_factors_step", noisy_step)
     pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
     with pytest.raises(PrivacyViolation):
         check_method(method_of("virtual_clients, exact", Relation.SUBSTITUTE), pairs)
+
+
+def test_a_state_that_depends_on_an_unreleased_share_is_caught(monkeypatch):
+    """Inside a secure sum a silo's own noisy message is nobody's to see; factors made of it would change unseen."""
+    seen = []
+
+    def greedy_share(self, mechanism, bounded):
+        share = right_share(self, mechanism, bounded)
+        seen.append(bounded.decode(share.counts)[0])
+        return share
+
+    def greedy_step(clients, down, solve, ball, release, *, damping, weight):
+        state, total = right_step(clients, down, solve, ball, release, damping=damping, weight=weight)
+        own = ball.unflatten([np.stack(seen[-2:])[:, None]], state.eta_t)
+        return pvi.ClientState(eta_t=clients.eta_t + damping * own), total
+
+    right_share, right_step = Door.share, dp_pvi.shard_factors_step
+    monkeypatch.setattr(Door, "share", greedy_share)
+    monkeypatch.setattr(dp_pvi, "shard_factors_step", greedy_step)
+    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
+    with pytest.raises(PrivacyViolation):
+        check_method(method_of("virtual_clients, exact, summed", Relation.SUBSTITUTE), pairs)
 
 
 def test_shards_that_share_rows_are_caught():

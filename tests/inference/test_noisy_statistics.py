@@ -91,3 +91,11 @@ def test_the_method_passes_record_replay(relation):
         return release_statistics(door, rows["x"], rows["y"], y_bound=1.5, noise_multiplier=2.0).blocks
 
     assert check_method(method, neighbours(np.random.default_rng(1), make_rows, relation, 200)) == 200
+
+
+def test_without_noise_the_matrix_of_collinear_features_is_left_alone():
+    """A floor that noise does not ask for would bend the answer, whatever the budget."""
+    collinear = np.array([[100.0, 99.9], [99.9, 100.0]])
+    np.testing.assert_allclose(shrink(collinear, 1e-6)[0], collinear, rtol=1e-6)
+    floored, _ = shrink(collinear, 5.0)
+    assert np.linalg.eigvalsh(floored).min() > 1.0

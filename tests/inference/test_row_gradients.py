@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from silobayes.inference.coordinates import FullPoint, MeanFieldPoint
-from silobayes.inference.row_gradients import clipped_gradient, row_gradients
+from silobayes.inference.row_gradients import aligned, clipped_gradient, row_gradients, row_lengths
 from silobayes.inference.rows import Rows, usable
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.poisson_regression import PoissonRegression
@@ -110,6 +110,19 @@ def test_each_term_enters_with_norm_at_most_clip_norm_whatever_its_values(name, 
             assert np.isfinite(got).all()
             assert (np.linalg.norm(got, axis=1) <= clip_norm).all()
     assert (np.linalg.norm(np.asarray(terms(point, 1e-3)), axis=1) > 0.999e-3).any()  # not all of them are zero
+
+
+@pytest.mark.parametrize("kind", ["mean_field", "full"])
+def test_columns_of_zeros_and_lengths_computed_before_change_nothing(kind):
+    model, point, e, x, y = make_case("logistic", kind)
+    wide = aligned(x)
+    assert wide.shape == (len(x), 16)
+    plain = row_gradients(model, point, e, x, y)
+    prepared = row_gradients(model, point, e, wide, y, row_lengths(x))
+    np.testing.assert_allclose(prepared.norms, plain.norms, rtol=1e-6)
+    np.testing.assert_allclose(prepared.worst_norms, plain.worst_norms, rtol=1e-6)
+    weights = jnp.linspace(0.0, 1.0, len(x))
+    np.testing.assert_allclose(prepared.weighted_sum(weights), plain.weighted_sum(weights), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["logistic", "linear_unknown_noise", "mlp_binary"])

@@ -13,6 +13,7 @@ from silobayes.privacy.clipping import (
     Bounded,
     clip,
     clip_blocks,
+    clip_places,
     general,
     non_negative,
     pack_symmetric,
@@ -202,3 +203,22 @@ def test_another_person_may_go_to_another_shard():
     assert moved == pytest.approx(4.0, rel=1e-4)
     assert moved <= before.sensitivity(Relation.SUBSTITUTE)
     assert before.sensitivity(Relation.ADD_REMOVE) == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_one_changed_row_moves_its_own_place_only_and_no_further_than_declared(relation):
+    rng = np.random.default_rng(8)
+    for _ in range(200):
+        rows = rng.normal(size=(7, 3)) * 10.0 ** rng.uniform(-2, 3)
+        other, place = rows.copy(), int(rng.integers(7))
+        other[place] = 0.0 if relation is Relation.ADD_REMOVE else -rows[place] * 10.0 ** rng.uniform(-1, 1)
+        first, second = clip_places(general(rows), 1.5), clip_places(general(other), 1.5)
+        moved = (first.total - second.total).reshape(7, 3) * first.grid
+        assert np.linalg.norm(moved[place]) <= first.sensitivity(relation)
+        assert not np.delete(moved, place, axis=0).any()
+
+
+def test_places_of_rows_that_are_not_finite_are_empty():
+    rows = np.array([[1.0, 2.0], [np.nan, 1.0], [np.inf, 0.0]])
+    (value,) = clip_places(general(rows), 10.0).decode(clip_places(general(rows), 10.0).total)
+    np.testing.assert_allclose(value.reshape(3, 2), [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], atol=1e-3)

@@ -119,6 +119,21 @@ def test_survival_table_counts_thresholds_above_the_uniform():
     assert coarse.draw(Entropy.not_private(3), 300).tolist() == wanted[:300]
 
 
+def test_survival_table_is_right_on_both_sides_of_every_threshold():
+    # Thresholds so dense that the first bits of U decide some draws and leave others open.
+    survival = [Fraction(99, 100) ** k for k in range(1, 700)]
+
+    def bounds(bits: int) -> tuple[list[int], list[int]]:
+        return [int(s * (1 << bits)) for s in survival], [int(s * (1 << bits)) + 1 for s in survival]
+
+    thresholds = bounds(64)[0]
+    uniform = [t + shift for t in thresholds for shift in (-(1 << 50), -2, 2, 1 << 50)]
+    uniform = [u for u in uniform if 0 <= u <= LAST] + Entropy.not_private(4).uint64(3000).tolist()
+    wanted = [sum(u < t for t in thresholds) for u in uniform]
+    table = SurvivalTable(bounds, closed=True)
+    assert table.draw(ScriptedEntropy(uniform), len(uniform)).tolist() == wanted
+
+
 def test_survival_table_reads_on_in_the_tail_and_at_thresholds():
     table = SurvivalTable(_halves, closed=False)
     assert table.draw(ScriptedEntropy([0, 1 << 60]), 1).tolist() == [64 + 3]

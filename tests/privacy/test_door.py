@@ -220,6 +220,14 @@ class TestSamplers:
         assert sampler.capacity <= rows
         assert sampler.capacity <= rate * rows + 15 * math.sqrt(rate * rows) + 15  # padding, not everybody
 
+    @pytest.mark.parametrize(("rate", "rows"), [(0.01, 1000), (0.5, 10), (1.0, 10), (1e-4, 10**6)])
+    def test_a_loop_hardly_ever_has_a_batch_of_unusual_size(self, rate, rows):
+        sampler = PoissonSampler(sample_rate=rate, max_rows=rows)
+        usual = sampler.usual_size(1000)
+        assert 1000 * stats.binom.sf(usual, rows, rate) <= 1e-4
+        assert usual == 0 or 1000 * stats.binom.sf(usual - 1, rows, rate) > 1e-4
+        assert usual <= sampler.capacity
+
     def test_batches_have_no_repeats_and_fit_their_capacity(self):
         door = a_door(seed=6)
         for sampler in (

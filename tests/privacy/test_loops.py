@@ -73,6 +73,30 @@ def test_inputs_have_the_priced_noise_and_batches():
     assert stats.binomtest(int(sizes), PLAN.num_steps * 100, 0.2).pvalue > ALARM
 
 
+USUAL, CAPACITY = PLAN.sampler.usual_size(PLAN.num_steps), PLAN.sampler.capacity
+
+
+@pytest.mark.parametrize(
+    ("largest", "width"), [(0, USUAL), (USUAL, USUAL), (USUAL + 1, CAPACITY), (CAPACITY, CAPACITY)]
+)
+def test_batches_of_usual_and_unusual_sizes_are_kept_whole(largest, width):
+    batches: list[np.ndarray] = []
+
+    class Draws(FreshDraws):
+        def loop(self, sampler, dimension, event):
+            drawn = super().loop(sampler, dimension, event)
+            drawn.batches[7] = np.arange(largest)
+            batches.extend(drawn.batches)
+            return drawn
+
+    account = FreeAccount(Relation.SUBSTITUTE, Unit.ROW)
+    inputs = open_steps(Door(account, Draws(Entropy.not_private(2))), PLAN).inputs
+    assert USUAL < CAPACITY
+    assert inputs.indices.shape == inputs.mask.shape == (PLAN.num_steps, width)
+    for batch, indices, mask in zip(batches, inputs.indices, inputs.mask, strict=True):
+        np.testing.assert_array_equal(indices[mask], batch)
+
+
 def test_a_normal_run_returns_nothing_but_releases():
     steps = open_steps(a_door(), PLAN)
 

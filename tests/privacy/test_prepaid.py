@@ -21,7 +21,7 @@ def paid(runs: int) -> tuple[FreeAccount, Prepaid]:
     account = FreeAccount(Relation.SUBSTITUTE, Unit.ROW)
     event = dataclasses.replace(MECHANISM.event(BOUNDED, Relation.SUBSTITUTE), count=runs)
     account.charge(event)
-    return account, Prepaid(account=account, event=event, remaining=event.count)
+    return account, Prepaid.of(account, [event])
 
 
 def test_all_runs_are_charged_at_once_and_used_up_one_by_one():
@@ -30,7 +30,7 @@ def test_all_runs_are_charged_at_once_and_used_up_one_by_one():
     for _ in range(3):
         door.release(MECHANISM, BOUNDED)
     assert [event.count for event in account.charged] == [3]
-    assert prepaid.remaining == 0
+    assert prepaid.remaining.total() == 0
 
 
 def test_no_more_runs_can_be_taken_than_were_paid():
@@ -45,4 +45,4 @@ def test_nothing_but_the_event_that_was_paid_can_be_taken():
     _, prepaid = paid(2)
     with pytest.raises(BudgetExceeded, match="that was paid"):
         Door.open(prepaid).release(GaussianMechanism(noise_multiplier=1.0), BOUNDED)
-    assert prepaid.remaining == 2
+    assert prepaid.remaining.total() == 2

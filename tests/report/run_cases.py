@@ -60,7 +60,7 @@ def write_run(directory: Path, *, event: GaussianEvent = EVENT, comparisons: boo
         account.charge(event)
         spent = account.spent()
         silos.append(
-            {"name": name, "ledger": f"ledgers/{name}.ledger", "epsilon": spent.epsilon, "event": to_json(event)}
+            {"name": name, "ledger": f"ledgers/{name}.ledger", "epsilon": spent.epsilon, "events": [to_json(event)]}
         )
     certificate = {
         "study_hash": meant.hash,
@@ -87,7 +87,7 @@ def write_run(directory: Path, *, event: GaussianEvent = EVENT, comparisons: boo
     metrics = {"metrics": {"accuracy": 0.875}, "communications": {"rounds": 3}, "timing": {"total_s": 1.5}}
     posterior().save(directory)
     write_json(directory / "study.json", meant.to_dict())
-    write_json(directory / "run.json", {"settings": {"privatise": "dp_optimisation", "steps": 60}})
+    write_json(directory / "run.json", {"settings": {"privatise": "dp_optimisation"}, "releases": [0, 60, 120, 180]})
     write_json(directory / "certificate.json", certificate)
     write_json(directory / "metrics.json", metrics)
     (directory / "trace.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))

@@ -48,6 +48,10 @@ def test_what_is_not_protected_is_said() -> None:
     assert "test rows: metrics on them are printed without noise" in text
     assert "several silos" in text
     assert "several rows" in text
+    assert "spreads" not in text
+    column = next(iter(BASE["data"]["bounds"]))
+    declared = text_of(data={"typical": {column: 0.0}, "spread": {column: 0.1}})
+    assert "ranges, categories, typical values, spreads and the names of the silos" in declared
     assert "several rows" not in text_of(privacy={"unit": "person"}, data={"unit": "patient"})
 
 
@@ -67,3 +71,38 @@ def test_what_leaves_a_site_is_that_of_the_method() -> None:
     assert what_leaves(Study.from_dict(BASE)) == said["dp_optimisation"]
     common = what_leaves(Study.from_dict({**BASE, "protocol": {"kind": "global_vi"}}))
     assert "common optimisation" in common
+
+
+SUMS = ("trusted", "secret_sharing", "pairwise_masks")
+
+
+def silos(count: int) -> dict:
+    return {"files": {f"silo-{k}": f"{k}.csv" for k in range(count)}}
+
+
+def test_who_sees_what_a_site_sends_is_said() -> None:
+    shares = {"kind": "global_vi"}
+    said = {kind: text_of(protocol=shares, data=silos(5), aggregation={"kind": kind}) for kind in SUMS}
+    assert len(set(said.values())) == 3
+    for kind, text in said.items():
+        assert "with its share of the noise" in text
+        assert "all silos but 1 (4 of 5)" in text
+        assert "more than 1 together" in text
+        assert ("Nobody sees it" in text) == (kind != "trusted")
+        assert ("Anything from the aggregator" in text) == (kind == "trusted")
+    assert "share" not in text_of(protocol=shares)
+    nodes = text_of(protocol=shares, aggregation={"kind": "secret_sharing", "compute_nodes": 7}, data=silos(5))
+    assert "all 7 nodes" in nodes
+    sampled = {"privatise": "virtual_clients", "schedule": "sampled", "clients_per_round": 4}
+    text = text_of(protocol=sampled, data=silos(9), aggregation={"kind": "secret_sharing", "colluding": 2})
+    assert "all silos but 3 (1 of 4)" in text
+    assert "2 more may do so with it" in text
+    assert "If more than 2 are missing" in text
+
+
+def test_messages_that_are_private_already_rest_on_nobody_elses_noise() -> None:
+    for kind in SUMS:
+        text = text_of(data=silos(5), aggregation={"kind": kind})
+        assert "share of" not in text
+        assert "sum over the silos" in text
+        assert "Anything from the aggregator" not in text

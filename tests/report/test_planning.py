@@ -1,5 +1,6 @@
 """Plans: the noise of the run, within the budget, from public facts alone."""
 
+import dataclasses
 import gzip
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from silobayes.core.errors import InvalidInput
+from silobayes.data.encoding import Categorical, Numeric
 from silobayes.privacy.events import AbstractGaussianLikeEvent
 from silobayes.report.planning import counted_rows, made_up_rows, plan, silo_rows
 from silobayes.study import Study
@@ -30,9 +32,10 @@ def test_the_planned_price_is_within_the_budget_and_the_noise_follows_it() -> No
         for silo in made.silos:
             assert silo.epsilon is not None
             assert 0.9 * epsilon < silo.epsilon <= epsilon
-            assert isinstance(silo.event, AbstractGaussianLikeEvent)
-            assert silo.event.count == 10
-        stds.append(made.silos[0].event.std)  # type: ignore[union-attr]
+            (event,) = silo.events
+            assert isinstance(event, AbstractGaussianLikeEvent)
+            assert event.count == 10
+        stds.append(made.silos[0].events[0].std)  # type: ignore[attr-defined]
     assert stds == sorted(stds, reverse=True)
 
 
@@ -51,13 +54,44 @@ def test_widths_without_privacy_are_the_closed_form_and_noise_never_narrows_them
     assert (widths[6.0][:, 0] >= widths[6.0][:, 1]).all()
 
 
+def test_the_noise_of_a_sum_is_drawn_once_for_all_silos() -> None:
+    """Four silos: with a noise each, the sum has 4 times the priced variance; over a sum 4 / (4 - T - 1) times."""
+    common = {**FEW, "kind": "global_vi"}
+    data = {**BASE["data"], "files": {name: f"{name}.csv" for name in "abcd"}}
+    tables = {**BASE, "protocol": common, "data": data}
+
+    def widest(aggregation: dict) -> tuple[float, int | None]:
+        made = plan(Study.from_dict({**tables, "aggregation": aggregation}), [500] * 4)
+        assert made.widths is not None
+        return max(width.private for width in made.widths), made.num_shares
+
+    alone, one_alone = widest({"kind": "none"})
+    trusted, three = widest({"kind": "trusted"})
+    colluding, two = widest({"kind": "pairwise_masks", "colluding": 1})
+    every, one = widest({"kind": "secret_sharing", "colluding": 2})
+    assert (one_alone, three, two, one) == (None, 3, 2, 1)
+    assert trusted < colluding < every
+    assert every == pytest.approx(alone, rel=5e-3)  # a single share must do: nothing is gained
+
+
+def test_made_up_rows_are_as_the_study_describes_them() -> None:
+    """2,000 rows from a fixed key; a mean beyond .1 or a variance beyond a quarter would be one chance in 10^5."""
+    columns = (
+        Numeric(name="age", low=0.0, high=100.0, typical=20.0, spread=5.0),
+        Categorical(name="ward", categories=("a", "b"), shares=(0.9, 0.1)),
+    )
+    x = made_up_rows(dataclasses.replace(study_with().encoding, columns=columns))
+    np.testing.assert_allclose(x.mean(axis=0), [0.0, 0.0, 0.0, 1.0], atol=0.1)
+    np.testing.assert_allclose(x.var(axis=0), [1.0, 0.09, 0.09, 0.0], rtol=0.25)
+
+
 def test_a_plan_without_privacy_has_no_price() -> None:
     study = Study.from_dict({**BASE, "privacy": {"mode": "none"}, "protocol": {"rounds": 2, "steps": 5}})
     made = plan(study, [10, 20])
     assert [silo.epsilon for silo in made.silos] == [None, None]
     assert made.widths is not None
     assert all(width.private == width.not_private for width in made.widths)
-    assert made.to_json()["silos"][0]["event"] is None
+    assert made.to_json()["silos"][0]["events"] == []
 
 
 @pytest.mark.parametrize("rows", [[10], [10, 0], [10, 20, 30]])

@@ -55,20 +55,22 @@ def _print(made: "Plan") -> None:
     console, answer = Console(), made.to_json()
     table = Table(title="Settings", title_justify="left", show_header=False)
     for key, value in answer["settings"].items():
-        table.add_row(key, str(value))
+        parts = {f"{key}.{part}": entry for part, entry in value.items()} if isinstance(value, dict) else {key: value}
+        for name, entry in parts.items():
+            table.add_row(name, str(entry))
     table.add_row("messages", str(made.num_messages))
     console.print(table)
     table = Table(title="Silos", title_justify="left")
     for heading in ("silo", "rows", "releases", "noise std", "clip norm", "epsilon"):
         table.add_column(heading, justify="left" if heading == "silo" else "right")
     for silo, row in list(zip(made.silos, answer["silos"], strict=True))[:_MAX_LINES]:
-        event = row["event"] or {}
+        events = row["events"]
         table.add_row(
             Text(silo.name),
             str(silo.rows),
-            str(event.get("count", 1) if event else "exact"),
-            f"{event['std']:.4g}" if "std" in event else "-",
-            f"{event['clip_norm']:.4g}" if "clip_norm" in event else "-",
+            " + ".join(str(event.get("count", 1)) for event in events) or "exact",
+            " + ".join(f"{event['std']:.4g}" for event in events if "std" in event) or "-",
+            " + ".join(f"{event['clip_norm']:.4g}" for event in events if "clip_norm" in event) or "-",
             "-" if silo.epsilon is None else round_up(silo.epsilon),
         )
     console.print(table)
@@ -84,3 +86,5 @@ def _print(made: "Plan") -> None:
         if len(made.widths) > _MAX_LINES:
             console.print(f"... and {len(made.widths) - _MAX_LINES} more coefficients")
     console.print(Text(f"Each site sends {answer['leaves_a_site']}"))
+    if answer["num_shares"] is not None:
+        console.print(f"The noise std is that of {answer['num_shares']} shares; every silo of a sum adds one.")

@@ -104,6 +104,8 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
     from rich.table import Table
     from rich.text import Text
 
+    from silobayes.study import NOISE_AWARE
+
     summary = posterior.summary()
     table = Table(title="Posterior", title_justify="left")
     for heading in ("parameter", "mean", "sd", "95 % interval"):
@@ -123,7 +125,7 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
             f"(unit: {privacy['unit']}, relation: {privacy['relation']}).",
             highlight=False,
         )
-        if posterior.provenance.get("method") != "sufficient_statistics":  # which knows its noise
+        if posterior.provenance.get("method") not in NOISE_AWARE:
             console.print(NOISE_NOTE, highlight=False)
     else:
         console.print(Text(str(privacy["stamp"]), style="bold red"))

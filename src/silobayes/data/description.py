@@ -109,6 +109,10 @@ class DataSection:
         bounds: Column -> (low, high), or the tuple of its categories.
         typical: Column -> a public typical value of a numeric feature, which becomes zero; by default the middle of its
             range.
+        spread: Column -> a public typical distance of a numeric feature from `typical`, which becomes 1; by default the
+            farther end of its range does.
+        shares: Column -> the public share of each category of a categorical feature, in the order of its categories (a
+            table of category = share is put into that order); they are subtracted from its features.
         classes: The classes of a class target, in the order of their labels 0..K-1.
         target_bounds: (low, high) of a real or count target.
         unit: The column that says whose row it is; needed for, and only for, privacy.unit = "person".
@@ -125,6 +129,8 @@ class DataSection:
     features: tuple[str, ...] | None = None
     bounds: dict[str, Bounds]
     typical: dict[str, float] | None = None
+    spread: dict[str, float] | None = None
+    shares: dict[str, tuple[float, ...]] | None = None
     classes: tuple[Category, ...] | None = None
     target_bounds: tuple[float, float] | None = None
     unit: str | None = None
@@ -148,6 +154,10 @@ class DataSection:
         put("bounds", {str(column): _bounds(f"data.bounds.{column}", given) for column, given in self.bounds.items()})
         if self.typical is not None:
             put("typical", _typical(self.typical, self.bounds))
+        if self.spread is not None:
+            put("spread", _spread(self.spread, self.bounds, self.typical or {}))
+        if self.shares is not None:
+            put("shares", _shares(self.shares, self.bounds))
         put("ignore", _texts("data.ignore", self.ignore))
         if self.features is not None:
             put("features", _texts("data.features", self.features))
@@ -312,9 +322,10 @@ class Description:
                 low=(low := float(bounds[0])),
                 high=(high := float(bounds[1])),
                 typical=(data.typical or {}).get(name, (low + high) / 2),
+                spread=(data.spread or {}).get(name),
             )
             if is_range(bounds := data.bounds[name])
-            else Categorical(name=name, categories=bounds)
+            else Categorical(name=name, categories=bounds, shares=(data.shares or {}).get(name))
             for name in self.features
         )
         described = None
@@ -426,6 +437,49 @@ def _typical(given: object, bounds: Mapping[str, Bounds]) -> dict[str, float]:
         low, high = float(allowed[0]), float(allowed[1])
         _number_in(f"data.typical.{column}", value, low, high, f"a number in [{low:g}, {high:g}]")
     return {str(column): float(value) for column, value in given.items()}
+
+
+def _spread(given: object, bounds: Mapping[str, Bounds], typical: Mapping[str, float]) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise InvalidInput("data.spread", "a table of columns", given, "Write column = number.")
+    for column, value in given.items():
+        allowed = bounds.get(column, ())
+        if not is_range(allowed):
+            fix = "Only a numeric feature has a spread; declare its range in data.bounds."
+            raise InvalidInput(f"data.spread.{column}", "a column with a range", column, fix)
+        low, high = float(allowed[0]), float(allowed[1])
+        middle = typical.get(column, (low + high) / 2)
+        reach = max(high - middle, middle - low)
+        # No value is farther than the reach, and float32 has no digits for a range of a million spreads.
+        expected = f"a number in [{1e-6 * reach:g}, {reach:g}], the range seen from its typical value"
+        _number_in(f"data.spread.{column}", value, 1e-6 * reach, reach, expected)
+    return {str(column): float(value) for column, value in given.items()}
+
+
+def _shares(given: object, bounds: Mapping[str, Bounds]) -> dict[str, tuple[float, ...]]:
+    if not isinstance(given, Mapping):
+        raise InvalidInput("data.shares", "a table of columns", given, "Write column = [a share for each category].")
+    ordered = {}
+    for column, values in given.items():
+        key, categories = f"data.shares.{column}", bounds.get(column, ())
+        if not categories or is_range(categories):
+            fix = "Only a feature with categories has shares; list them in data.bounds."
+            raise InvalidInput(key, "a column with categories", column, fix)
+        names = [str(category) for category in categories]
+        fix = "Give one share for each category of data.bounds."
+        if isinstance(values, Mapping):
+            if {str(name) for name in values} != set(names):
+                raise InvalidInput(key, f"a share of each of {', '.join(names)}", sorted(map(str, values)), fix)
+            by_name = {str(name): share for name, share in values.items()}
+            values = [by_name[name] for name in names]
+        if not isinstance(values, (list, tuple)) or len(values) != len(names):
+            raise InvalidInput(key, f"{len(names)} shares", values, fix)
+        expected = "shares in [1e-6, 1) that add up to 1, within .01"
+        shares = tuple(_number_in(key, share, 1e-6, math.nextafter(1.0, 0.0), expected) for share in values)
+        if not abs(math.fsum(shares) - 1.0) <= 0.01:
+            raise InvalidInput(key, expected, math.fsum(shares), fix)
+        ordered[str(column)] = shares
+    return ordered
 
 
 def _bounds(key: str, given: object) -> Bounds:

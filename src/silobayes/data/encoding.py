@@ -1,10 +1,13 @@
 """Public encoding: columns of a table -> rows of numbers, by declared ranges, categories and classes only.
 
-Numeric column with range [low, high] -> its distance from a public typical value (by default the middle of the range)
-in units of the farther end, in [-1, 1]; column with listed categories -> one-hot (one feature per category); a column
-of ones named "intercept" comes last if asked for. Centring matters: features far from zero are nearly collinear with
-the intercept, and a mean-field posterior then needs many more rounds. Nothing is learned from rows (PITFALLS:
-standardising, vocabularies and bounds from rows), so neighbouring tables are encoded alike.
+Numeric column with range [low, high] -> its distance from a public typical value (by default the middle of the range),
+in units of a public spread if there is one, otherwise of the farther end of the range, which puts it in [-1, 1]. Column
+with listed categories -> one-hot (one feature per category), minus the public shares of the categories if there are
+some. A column of ones named "intercept" comes last if asked for. Centring matters: features far from zero are nearly
+collinear with the intercept, and a mean-field posterior then needs many more rounds. Categories are not scaled: in
+units of its spread a rare one would be an outlier, which takes all the noise and is clipped. Nothing is learned from
+rows (PITFALLS: standardising, vocabularies and bounds from rows): a spread or a share is declared like a range, so
+neighbouring tables are encoded alike.
 
 Rules, cited by number in errors because the cells themselves may not be:
     1. the table has the columns that the study names, and no others
@@ -18,7 +21,9 @@ Rules, cited by number in errors because the cells themselves may not be:
     8. each row names its person
 
 Guarantees:
-    Features lie in [-1, 1], so a row's norm is at most `max_row_norm`.
+    A row's norm is at most `max_row_norm`, and some row has that norm.
+    Features without a declared spread lie in [-1, 1].
+    If values are as declared, the root of a row's mean squared norm is at most `typical_row_norm`.
     A clipped or accepted target lies within its bounds.
     A row's encoding does not depend on the other rows.
     No error text quotes a cell or a header.
@@ -48,16 +53,20 @@ class Outside(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Numeric:
-    """A column of numbers with its public range and typical value, which becomes zero."""
+    """A column of numbers with its public range, the typical value, which becomes zero, and the spread around it.
+
+    One spread from the typical value becomes 1; without a spread, the farther end of the range becomes 1 or -1.
+    """
 
     name: str
     low: float
     high: float
     typical: float
+    spread: float | None = None
 
     @property
     def reach(self) -> float:
-        """From the typical value to the farther end of the range, which becomes 1 or -1."""
+        """From the typical value to the farther end of the range."""
         return max(self.high - self.typical, self.typical - self.low)
 
     @property
@@ -65,18 +74,52 @@ class Numeric:
         """One feature of the column's name."""
         return (self.name,)
 
+    @property
+    def max_square(self) -> float:
+        """The largest square of the feature."""
+        # Rounding is monotone, so no value between the ends is rounded beyond them.
+        return float((self.encode(np.array([self.low, self.high])).astype(float) ** 2).max())
+
+    @property
+    def typical_square(self) -> float:
+        """The mean square of the feature if the spread is as declared; without one, its bound."""
+        return 1.0
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Values within the range as a matrix of one feature."""
+        scaled = (values - self.typical) / (self.reach if self.spread is None else self.spread)
+        return scaled.astype(np.float32)[:, None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical:
-    """A column of categories, listed as texts or as numbers."""
+    """A column of categories, listed as texts or as numbers, perhaps with the public share of each."""
 
     name: str
     categories: tuple[Category, ...]
+    shares: tuple[float, ...] | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """One feature per category, in the order listed."""
         return tuple(f"{self.name}={category}" for category in self.categories)
+
+    @property
+    def max_square(self) -> float:
+        """The largest squared norm of the features."""
+        return float((self.encode(np.arange(len(self.categories))).astype(float) ** 2).sum(axis=1).max())
+
+    @property
+    def typical_square(self) -> float:
+        """The mean squared norm of the features if the shares are as declared; it is 1 without shares."""
+        return 1.0 if self.shares is None else sum(share * (1.0 - share) for share in self.shares)
+
+    def encode(self, codes: np.ndarray) -> np.ndarray:
+        """Positions in the list, one-hot; with shares, minus them, so that features have mean 0."""
+        hot = np.eye(len(self.categories))
+        if self.shares is not None:
+            hot = hot - np.array(self.shares)
+        return hot.astype(np.float32)[codes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +180,13 @@ class Encoding:
 
     @property
     def max_row_norm(self) -> float:
-        """Public bound of a row's L2 norm: each column and the intercept contribute at most 1 to its square."""
-        return math.sqrt(len(self.columns) + self.intercept)
+        """Public bound of a row's L2 norm, over all rows that the encoding accepts."""
+        return math.sqrt(math.fsum(column.max_square for column in self.columns) + self.intercept)
+
+    @property
+    def typical_row_norm(self) -> float:
+        """Public size of a row: the root of its mean squared norm, if values are as declared."""
+        return math.sqrt(math.fsum(column.typical_square for column in self.columns) + self.intercept)
 
     def encode(self, frame: pd.DataFrame, silo: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """(x, y, persons) of the table of `silo`; a person's number depends on their id only."""
@@ -175,23 +223,19 @@ class Encoding:
             raise InvalidInput("data", f"rows in {silo} (rule 2)", "an empty table", "Add rows or remove the silo.")
 
     def _features(self, frame: pd.DataFrame, silo: str) -> np.ndarray:
-        x = np.zeros((len(frame), len(self.feature_names)), np.float32)
-        if self.intercept:
-            x[:, -1] = 1.0
-        first = 0
+        parts = []
         for column in self.columns:
             key = f"data.bounds.{column.name}"
             if isinstance(column, Numeric):
                 values = self._numbers(cells_of(frame, column.name), key, column.low, column.high, silo)
-                x[:, first] = (values - column.typical) / column.reach
-                first += 1
             else:
-                codes = codes_of(cells_of(frame, column.name), column.categories)
-                if np.any(codes < 0):
+                values = codes_of(cells_of(frame, column.name), column.categories)
+                if np.any(values < 0):
                     raise _refusal(key, "listed categories", column.name, silo, 5, "List the category.")
-                x[np.arange(len(frame)), first + codes] = 1.0
-                first += len(column.categories)
-        return x
+            parts.append(column.encode(values))
+        if self.intercept:
+            parts.append(np.ones((len(frame), 1), np.float32))
+        return np.concatenate(parts, axis=1)
 
     def _target(self, cells: pd.Series, silo: str) -> np.ndarray:
         target, key = self.target, "data.target"

@@ -1,6 +1,6 @@
 """Ragged parts (silos, or shards of silos) in few shapes, so that each shape compiles once.
 
-Parts of similar size share a bucket: they are padded to its largest and stacked, and a compiled function is vmapped
+Parts of similar size share a bucket: they are padded to its largest and stacked, and a compiled function maps
 over them. Sizes are public facts of a study (SPEC 0), so which part is in which bucket tells nothing.
 """
 
@@ -79,4 +79,6 @@ def group_sizes(sizes: Sequence[int]) -> list[np.ndarray]:
 def _bucket(parts: Sequence[tuple[np.ndarray, np.ndarray]], members: np.ndarray, max_rows: Sequence[int]) -> Bucket:
     slots = max(max_rows[part] for part in members)
     rows = [pad(parts[part][0], parts[part][1], slots) for part in members]
-    return Bucket(parts=members, rows=jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows), max_rows=slots)
+    # Stacked on the host: on the device, thousands of operands would take minutes to compile.
+    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *rows)
+    return Bucket(parts=members, rows=stacked, max_rows=slots)

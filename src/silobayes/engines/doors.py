@@ -29,6 +29,7 @@ class Doors:
     """
 
     accounts: tuple[Account | None, ...]
+    events: tuple[tuple[AbstractEvent, ...], ...]
     prepaid: tuple[Prepaid | None, ...]
     spent: tuple[Spent | None, ...]
     noise_seed: int | None
@@ -37,8 +38,8 @@ class Doors:
     @classmethod
     def pay(
         cls,
-        events: Sequence[AbstractEvent | None],
-        done: Sequence[int],
+        events: Sequence[tuple[AbstractEvent, ...]],
+        done: Sequence[tuple[AbstractEvent, ...]],
         ledgers: Sequence[Path],
         *,
         budget: Budget,
@@ -49,25 +50,29 @@ class Doors:
 
         Args:
             events: What each silo pays in total.
-            done: How many runs of its event each silo has already released.
+            done: What of that each silo has already released.
             ledgers: Where each silo's ledger is, or will be created with `budget`.
             budget: The study's.
             account: The name of the run.
             noise_seed: None in real life; a seed makes noise that can be repeated and protects nobody.
         """
         opened: list[Account | None] = []
-        for path, event in zip(ledgers, events, strict=True):
-            opened.append(None if event is None else _open(path, budget, account, event))
+        for path, own_events in zip(ledgers, events, strict=True):
+            opened.append(_open(path, budget, account, own_events) if own_events else None)
         prepaid: list[Prepaid | None] = []
-        for own, event, used in zip(opened, events, done, strict=True):
-            if own is None or event is None:
-                prepaid.append(None)
-                continue
-            if not own.entries():
-                own.charge(event)
-            prepaid.append(Prepaid(account=own, event=event, remaining=event.count - used))
-        spent = tuple(None if own is None else own.spent() for own in opened)
-        return cls(accounts=tuple(opened), prepaid=tuple(prepaid), spent=spent, noise_seed=noise_seed, _entropies={})
+        for own, own_events, taken in zip(opened, events, done, strict=True):
+            if own is not None:
+                for event in own_events[len(own.entries()) :]:
+                    own.charge(event)
+            prepaid.append(None if own is None else Prepaid.of(own, own_events, taken))
+        return cls(
+            accounts=tuple(opened),
+            events=tuple(events),
+            prepaid=tuple(prepaid),
+            spent=tuple(None if own is None else own.spent() for own in opened),
+            noise_seed=noise_seed,
+            _entropies={},
+        )
 
     def at(self, client: int, step: int) -> Door:
         """The door of a silo for one step."""
@@ -96,7 +101,7 @@ def _file_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _open(path: Path, budget: Budget, account: str, event: AbstractEvent) -> Account:
+def _open(path: Path, budget: Budget, account: str, events: Sequence[AbstractEvent]) -> Account:
     ledger = Ledger.open(path) if path.exists() else Ledger.create(path, budget)
     for key in ("relation", "unit"):
         if getattr(ledger.budget, key) is not getattr(budget, key):
@@ -109,13 +114,14 @@ def _open(path: Path, budget: Budget, account: str, event: AbstractEvent) -> Acc
             )
     own = ledger.account(account, epsilon=budget.epsilon, delta=budget.delta)
     paid = [entry.event for entry in own.entries()]
-    if paid not in ([], [event]):
+    if paid != list(events[: len(paid)]):  # a run that was killed between two charges has paid the first ones
         fix = "The study or this version prices it differently; start a new run."
-        raise InvalidInput("ledger", f"one charge of this run in {path}", f"{len(paid)} others", fix)
-    events = [entry.event for entry in ledger.entries()]
-    if not paid and events:
+        raise InvalidInput("ledger", f"the charges of this run in {path}", f"{len(paid)} others", fix)
+    earlier = [entry.event for entry in ledger.entries()]
+    missing = list(events[len(paid) :])
+    if missing and earlier:
         total = ledger.budget
-        delta = accounting.delta_at([*events, event], relation=total.relation, epsilon=total.epsilon)
+        delta = accounting.delta_at([*earlier, *missing], relation=total.relation, epsilon=total.epsilon)
         if not delta <= total.delta:
             raise BudgetExceeded(
                 f"budget of {path}: expected room for epsilon {budget.epsilon:g} within {total.epsilon:g} at delta "

@@ -27,12 +27,18 @@ from silobayes.engines.methods import AbstractMethod, RunState
 from silobayes.engines.planning import build_method
 from silobayes.models.base import AbstractModel
 from silobayes.posterior import Posterior
-from silobayes.privacy.events import DiscreteGaussianEvent, to_json
+from silobayes.privacy.events import DiscreteGaussianEvent, GaussianEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.protocols.schedule import visits_per_client
 from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
 from silobayes.study import Mode, Study
+
+_NOISE = {
+    DiscreteGaussianEvent: "discrete Gaussian on a grid",
+    SkellamEvent: "Skellam on a grid, in shares of the silos",
+    GaussianEvent: "float32 Gaussian inside a compiled loop",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,7 @@ def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None =
     facts = {
         "silos": [{"name": silo.name, "rows": silo.num_rows} for silo in inputs.silos],
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
+        "releases": _releases(method),
         "version": __version__,
     }
     directory = RunDirectory.create(Path(out), inputs.study.to_dict(), inputs.study.hash, facts)
@@ -111,7 +118,11 @@ def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, AbstractMethod]:
         assert privacy.unit is not None
         budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
     settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos))
-    return settings, budget, build_method(inputs.model, inputs.silos, settings, budget, study.study.seed)
+    return (
+        settings,
+        budget,
+        build_method(inputs.model, inputs.silos, settings, budget, study.study.seed, study_hash=study.hash),
+    )
 
 
 def _go_on(
@@ -149,12 +160,10 @@ def _go_on(
 def _pay(
     directory: RunDirectory, inputs: Inputs, budget: Budget, method: AbstractMethod, account: str, step: int
 ) -> Doors:
-    events = method.total_events()
-    total = visits_per_client(method.visits, len(inputs.silos))
-    past = visits_per_client(method.visits[:step], len(inputs.silos))
-    done = [0 if event is None else event.count // total[m] * past[m] for m, event in enumerate(events)]
+    past = visits_per_client(method.visits[:step], method.num_clients)
+    done = [method.events(client, count) for client, count in enumerate(past)]
     paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
-    return Doors.pay(events, done, paths, budget=budget, account=account, noise_seed=inputs.noise_seed)
+    return Doors.pay(method.total_events(), done, paths, budget=budget, account=account, noise_seed=inputs.noise_seed)
 
 
 def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str, Any]:
@@ -177,11 +186,18 @@ def _progress(inputs: Inputs, method: AbstractMethod, state: RunState, doors: Do
 
 
 def _communications(method: AbstractMethod) -> dict[str, int]:
-    """An exchange is one message down and one up, of as many float64 numbers as the natural parameters."""
-    exchanges = method.exchanges_per_visit
-    messages = 2 * exchanges * sum(len(visit.clients) for visit in method.visits)
+    """An exchange is one message down, of as many float64 numbers as the natural parameters, and one up.
+
+    Up goes the same, or what the aggregator says that a silo sends for a sum of so many numbers.
+    """
+    exchanges = method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(method.eta_p))
-    return {"rounds": exchanges * len(method.visits), "messages": messages, "bytes": 8 * numbers * messages}
+    up = 8 * numbers if method.aggregator is None else method.aggregator.sums.bytes_per_client(numbers)
+    return {
+        "rounds": method.exchanges_per_visit * len(method.visits),
+        "messages": 2 * exchanges,
+        "bytes": (8 * numbers + up) * exchanges,
+    }
 
 
 def _certificate(
@@ -209,14 +225,16 @@ def _certificate(
         common["stamp"] = "NOT PRIVATE: the noise comes from a fixed seed"
     paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
     silos = []
-    for silo, spent, prepaid, path in zip(inputs.silos, doors.spent, doors.prepaid, paths, strict=True):
-        if spent is not None and prepaid is not None:
+    for silo, spent, events, path in zip(inputs.silos, doors.spent, doors.events, paths, strict=True):
+        if spent is not None:
             inside = path.is_relative_to(directory.path)
             ledger = str(path.relative_to(directory.path) if inside else path.resolve())
-            silos.append(
-                {"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "event": to_json(prepaid.event)}
-            )
-    on_grid = all(isinstance(item.event, DiscreteGaussianEvent) for item in doors.prepaid if item is not None)
+            paid = [to_json(event) for event in events]
+            silos.append({"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "events": paid})
+    kinds = {type(event) for events in doors.events for event in events}
+    noise = ", and ".join(sorted(_NOISE[kind] for kind in kinds))
+    sampled = any(getattr(event, "sampling", None) for events in doors.events for event in events)
+    section = settings.aggregation
     return {
         **common,
         "mode": Mode.DP.value,
@@ -226,14 +244,23 @@ def _certificate(
         "relation": budget.relation.value,
         "unit": budget.unit.value,
         "method": settings.privatise.value,
-        "sampler": None if on_grid else settings.sampler.value,
-        "noise": "discrete Gaussian on a grid" if on_grid else "float32 Gaussian inside a compiled loop",
+        "sampler": settings.sampler.value if sampled else None,
+        "noise": noise,
+        "aggregation": {"kind": section.kind.value, "colluding": section.num_colluding},
         "accountant": "pld",
         "silos": silos,
     }
 
 
+def _releases(method: AbstractMethod) -> list[int]:
+    """How many releases a client has made after 0, 1, 2, ... visits."""
+    longest = max(visits_per_client(method.visits, method.num_clients))
+    return [sum(event.count for event in method.events(0, visits)) for visits in range(longest + 1)]
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]
     return value.value if isinstance(value, Enum) else value

@@ -14,10 +14,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from silobayes.engines.aggregation import Aggregator
 from silobayes.engines.buckets import Buckets
 from silobayes.engines.solvers import LocalSolver
 from silobayes.inference.row_gradients import Clipping
 from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.loops import StepPlan
@@ -46,11 +48,23 @@ class RunState(eqx.Module):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One visit: its number, who is visited, what they answer to, where solvers start, their model randomness."""
+
+    index: int
+    at: np.ndarray
+    down: pvi.Broadcast
+    start: GaussianEta
+    key: Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AbstractMethod(abc.ABC):
     """What the engine runs.
 
     Attributes:
         visits: All steps, fixed beforehand.
+        num_clients: How many silos there are.
         solver: Local optimisation.
         eta_p: The (stand-in for the) prior.
         damping: Of every change.
@@ -58,9 +72,11 @@ class AbstractMethod(abc.ABC):
         averages: Whether the answer is the average of q over the last half of the steps.
         posterior_floor: Precisions below it are raised in the answer and in starts (cavities have the solver's own).
         exchanges_per_visit: Messages down and up that one visit stands for.
+        aggregator: Who adds up the messages of a visit; None: everybody may see them.
     """
 
     visits: tuple[Visit, ...]
+    num_clients: int
     solver: LocalSolver
     eta_p: GaussianEta
     damping: float
@@ -68,20 +84,24 @@ class AbstractMethod(abc.ABC):
     averages: bool
     posterior_floor: float
     exchanges_per_visit: int = 1
+    aggregator: Aggregator | None = None
 
     @abc.abstractmethod
     def init_clients(self) -> Any:
         """State of all clients before the first visit."""
 
     @abc.abstractmethod
-    def total_events(self) -> tuple[AbstractEvent | None, ...]:
-        """What each silo pays for the whole study; None where nothing is released."""
+    def events(self, client: int, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """What a client pays for its first `num_visits` visits; nothing where nothing is released."""
+
+    def total_events(self) -> tuple[tuple[AbstractEvent, ...], ...]:
+        """What each client pays for the whole study."""
+        counts = visits_per_client(self.visits, self.num_clients)
+        return tuple(self.events(client, count) for client, count in enumerate(counts))
 
     @abc.abstractmethod
-    def client_step(
-        self, clients: Any, down: pvi.Broadcast, at: np.ndarray, start: GaussianEta, key: Any, doors: Sequence[Door]
-    ) -> tuple[Any, pvi.Upload]:
-        """All clients' new states, and the stacked uploads of those numbered `at`; solvers start at `start`."""
+    def client_step(self, clients: Any, call: Call, doors: Sequence[Door]) -> tuple[Any, pvi.Upload]:
+        """All clients' new states, and the *sum* of the uploads of those that are called."""
 
     def init(self) -> RunState:
         """Start from the prior; every factor is 1."""
@@ -99,15 +119,18 @@ class AbstractMethod(abc.ABC):
     def step(self, state: RunState, doors: Sequence[Door]) -> RunState:
         """The next visit; `doors` are those of the visited silos, in order (none without privacy)."""
         visit = self.visits[state.step]
-        at = np.array(visit.clients)
-        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         down = pvi.Broadcast(eta_q=_take(state.recent, visit.lag))
-        start = self._start(state, down)
-        clients, ups = self.client_step(state.clients, down, at, start, key, doors)
-        total = pvi.plain_sum(ups)
+        call = Call(
+            index=state.step,
+            at=np.array(visit.clients),
+            down=down,
+            start=self._start(state, down),
+            key=jax.random.fold_in(jax.random.key(self.seed), state.step),
+        )
+        clients, total = self.client_step(state.clients, call, doors)
         prior = state.prior
         if not self.solver.model.prior_is_gaussian:
-            prior, up = self._prior_step(state.prior, pvi.broadcast(state.server), start, key)
+            prior, up = self._prior_step(state.prior, pvi.broadcast(state.server), call)
             total = pvi.Upload(d_eta=total.d_eta + up.d_eta)
         server = pvi.server_step(state.server, total)
         counts = self.averages and 2 * (state.step + 1) > len(self.visits)
@@ -137,11 +160,15 @@ class AbstractMethod(abc.ABC):
             return self.solver.model.start_eta(self.solver.family, jax.random.key(self.seed))
         return pvi.usable(self.solver.family, down.eta_q, self.posterior_floor)
 
-    def _prior_step(self, prior: pvi.ClientState, down: pvi.Broadcast, start: GaussianEta, key: Any) -> tuple:
+    def add_up(self, ups: pvi.Upload, call: Call) -> pvi.Upload:
+        """The sum of a stack of uploads that need no (more) noise."""
+        return pvi.plain_sum(ups) if self.aggregator is None else self.aggregator.add_up(ups, call.index)
+
+    def _prior_step(self, prior: pvi.ClientState, down: pvi.Broadcast, call: Call) -> tuple:
         """A prior that is not Gaussian is one more factor, without rows and without a price."""
 
         def solve(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
-            return self.solver.solve_prior(key, eta_cavity, start)
+            return self.solver.solve_prior(call.key, eta_cavity, call.start)
 
         return pvi.client_step(prior, down, solve, damping=self.damping)
 
@@ -156,87 +183,105 @@ class PVIMethod(AbstractMethod):
 
     def init_clients(self) -> pvi.ClientState:
         """See `AbstractMethod`."""
-        return pvi.init_clients(self.solver.family, len(self.buckets.slots))
+        return pvi.init_clients(self.solver.family, self.num_clients)
 
-    def total_events(self) -> tuple[AbstractEvent | None, ...]:
+    def events(self, client: int, num_visits: int) -> tuple[AbstractEvent, ...]:
         """See `AbstractMethod`."""
-        counts = visits_per_client(self.visits, len(self.buckets.slots))
-        if self.plans is None:
-            return (None,) * len(counts)
-        return tuple(
-            dataclasses.replace(plan.event, count=plan.num_steps * count) if count else None
-            for plan, count in zip(self.plans, counts, strict=True)
-        )
+        return () if self.plans is None else repeated(self.plans[client].event, num_visits)
 
-    def client_step(self, clients, down, at, start, key, doors):
+    def client_step(self, clients, call, doors):
         """See `AbstractMethod`."""
 
         def solve(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
             if self.plans is None:
-                return self.solver.solve(self.buckets, at, key, eta_cavity, start)
-            private = {"doors": doors, "plans": [self.plans[m] for m in at], "clipping": self.clipping}
-            return self.solver.solve_privately(self.buckets, at, key, eta_cavity, start, **private)
+                return self.solver.solve(self.buckets, call.at, call.key, eta_cavity, call.start)
+            private = {"doors": doors, "plans": [self.plans[m] for m in call.at], "clipping": self.clipping}
+            return self.solver.solve_privately(self.buckets, call.at, call.key, eta_cavity, call.start, **private)
 
-        visited, ups = pvi.client_step(_take(clients, at), down, solve, damping=self.damping)
-        return _put(clients, at, visited), ups
+        own = _take(clients, call.at)
+        visited, ups = pvi.client_step(own, call.down, solve, damping=self.damping)
+        if self.aggregator is not None:
+            ups = self.aggregator.rounded(ups)
+            visited = pvi.ClientState(eta_t=own.eta_t + ups.d_eta)  # so that q stays the product of the factors
+        return _put(clients, call.at, visited), self.add_up(ups, call)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerturbedMethod(AbstractMethod):
     """Local averaging or virtual clients; parameter perturbation is local averaging with one shard.
 
-    `noise_multipliers` has one entry per client, because a client that is visited less often pays less.
+    `noise_multipliers` has one entry per client, because a client that is visited less often pays less; with an
+    aggregator they are equal. Private factors, one per shard, are those of virtual clients, and of all methods with an
+    aggregator: there a client's own message is not released.
     """
 
     shards: Buckets
     num_shards: int
-    factor_per_shard: bool
+    averages_shards: bool
     ball: dp_pvi.Ball
     noise_multipliers: tuple[float, ...]
     relation: Relation
 
     def init_clients(self) -> pvi.ClientState:
         """See `AbstractMethod`."""
-        num_clients = len(self.noise_multipliers)
-        states = pvi.init_clients(self.solver.family, num_clients * self.num_shards)
-        if not self.factor_per_shard:
-            return pvi.init_clients(self.solver.family, num_clients)
-        return _reshape(states, (num_clients, self.num_shards))
+        if not self._factor_per_shard:
+            return pvi.init_clients(self.solver.family, self.num_clients)
+        states = pvi.init_clients(self.solver.family, self.num_clients * self.num_shards)
+        return _reshape(states, (self.num_clients, self.num_shards))
 
-    def total_events(self) -> tuple[AbstractEvent | None, ...]:
+    def events(self, client: int, num_visits: int) -> tuple[AbstractEvent, ...]:
         """See `AbstractMethod`."""
-        counts = visits_per_client(self.visits, len(self.noise_multipliers))
-        return tuple(
-            round_event(self.ball, self.solver.family, self.relation, noise_multiplier, count) if count else None
-            for noise_multiplier, count in zip(self.noise_multipliers, counts, strict=True)
-        )
+        noise_multiplier = self.noise_multipliers[client]
+        mechanism = dp_pvi.mechanism if self.aggregator is None else self.aggregator.mechanism
+        event = mechanism(noise_multiplier).event(no_change(self.ball, self.solver.family), self.relation)
+        return repeated(event, num_visits)
 
-    def client_step(self, clients, down, at, start, key, doors):
+    def client_step(self, clients, call, doors):
         """See `AbstractMethod`."""
-        parts = (at[:, None] * self.num_shards + np.arange(self.num_shards)).reshape(-1)
-        shape = (len(at), self.num_shards)
-        tempering = 1.0 if self.factor_per_shard else float(self.num_shards)
+        parts = (call.at[:, None] * self.num_shards + np.arange(self.num_shards)).reshape(-1)
+        shape = (len(call.at), self.num_shards)
+        tempering = float(self.num_shards) if self.averages_shards else 1.0
+        noise = [self.noise_multipliers[m] for m in call.at]
 
         def solve(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
-            if not self.factor_per_shard:  # all shards of a client share its cavity
+            if not self._factor_per_shard:  # all shards of a client share its cavity
                 eta_cavity = jax.tree.map(lambda leaf: np.repeat(leaf[:, None], self.num_shards, axis=1), eta_cavity)
             cavities = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), eta_cavity)
-            optima = self.solver.solve(self.shards, parts, key, cavities, start, tempering=tempering)
+            optima = self.solver.solve(self.shards, parts, call.key, cavities, call.start, tempering=tempering)
             return _reshape(optima, shape)
 
-        noise = [self.noise_multipliers[m] for m in at]
-        step = dp_pvi.virtual_clients_step if self.factor_per_shard else dp_pvi.local_averaging_step
-        visited, ups = step(doors, _take(clients, at), down, solve, self.ball, noise, damping=self.damping)
-        return _put(clients, at, visited), ups
+        def release(bounded: Sequence[Bounded]) -> Sequence[np.ndarray]:
+            if self.aggregator is not None:
+                return self.aggregator.release(doors, bounded, noise[0], call.index).blocks
+            released = dp_pvi.release_each(doors, bounded, noise)
+            return [np.sum(parts, axis=0) for parts in zip(*(one.blocks for one in released), strict=True)]
+
+        own = _take(clients, call.at)
+        if self._factor_per_shard:
+            weight = 1.0 / tempering
+            visited, total = dp_pvi.shard_factors_step(
+                own, call.down, solve, self.ball, release, damping=self.damping, weight=weight
+            )
+        else:
+            visited, ups = dp_pvi.local_averaging_step(
+                doors, own, call.down, solve, self.ball, noise, damping=self.damping
+            )
+            total = pvi.plain_sum(ups)
+        return _put(clients, call.at, visited), total
+
+    @property
+    def _factor_per_shard(self) -> bool:
+        return self.aggregator is not None or not self.averages_shards
 
 
-def round_event(
-    ball: dp_pvi.Ball, family: GaussianFamily, relation: Relation, noise_multiplier: float, count: int
-) -> AbstractEvent:
-    """What `count` rounds of a perturbed method cost; needs no rows."""
-    no_shards = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape)), family.zeros())
-    event = dp_pvi.mechanism(noise_multiplier).event(ball.bounded_sum(no_shards), relation)
-    return dataclasses.replace(event, count=count)
+def no_change(ball: dp_pvi.Ball, family: GaussianFamily) -> Bounded:
+    """What a client without shards would release: enough to say what a release costs."""
+    return ball.bounded_sum(jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape)), family.zeros()))
+
+
+def repeated(event: AbstractEvent, times: int) -> tuple[AbstractEvent, ...]:
+    """So many runs of what `event` pays for."""
+    return (dataclasses.replace(event, count=event.count * times),) if times else ()
 
 
 def _take(tree: Any, at: Any) -> Any:

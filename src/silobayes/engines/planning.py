@@ -10,26 +10,37 @@ from silobayes.core.errors import InvalidInput
 from silobayes.core.hashing import stable_hashes
 from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
-from silobayes.engines.baselines import BCMMethod, GlobalVIMethod, StatisticsMethod
+from silobayes.engines import linreg
+from silobayes.engines.aggregation import Aggregator, aggregator, message_modulus, share_modulus
+from silobayes.engines.baselines import (
+    BCMMethod,
+    GlobalVIMethod,
+    StatisticsMethod,
+    SummedGlobalVIMethod,
+    loop_sum_of_nothing,
+)
 from silobayes.engines.buckets import Buckets
-from silobayes.engines.methods import AbstractMethod, PerturbedMethod, PVIMethod, round_event
+from silobayes.engines.hybrid import HybridMethod
+from silobayes.engines.methods import AbstractMethod, PerturbedMethod, PVIMethod, no_change, repeated
 from silobayes.engines.solvers import LocalSolver
 from silobayes.families import FullGaussian, MeanFieldGaussian
-from silobayes.inference.noisy_statistics import noise_multiplier_for
+from silobayes.inference.noisy_statistics import bounded_statistics
 from silobayes.models.base import AbstractModel, GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.accounting import calibrate
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.events import AbstractEvent, Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.loops import StepPlan
+from silobayes.privacy.mechanisms import AbstractMechanism, GaussianMechanism, SkellamMechanism
 from silobayes.privacy.relation import Unit
 from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler
 from silobayes.protocols import bcm, dp_pvi, pvi
-from silobayes.protocols.schedule import Visit, visits, visits_per_client
-from silobayes.study import PosteriorKind, Privatise, ProtocolKind
+from silobayes.protocols.schedule import Schedule, Visit, visits, visits_per_client
+from silobayes.secure.fixed_point import Modulus
+from silobayes.study import PERTURBING, AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind
 
 Key = TypeVar("Key")
-_PERTURBED = (Privatise.PARAMETER_PERTURBATION, Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
 
 
 def family_of(model: AbstractModel, posterior: PosteriorKind) -> GaussianFamily:
@@ -47,6 +58,7 @@ def build_method(
     seed: int,
     *,
     max_rows: Sequence[int] | None = None,
+    study_hash: str = "0" * 64,
 ) -> AbstractMethod:
     """The method, with the least noise that keeps `budget` (None: not private).
 
@@ -57,6 +69,7 @@ def build_method(
         budget: Of each silo.
         seed: Of model randomness, of the schedule and of dealing rows to shards.
         max_rows: Public bounds on the silos' rows; by default their numbers, which a study declares public.
+        study_hash: Names the study in secure sums.
     """
     _check(model, silos, settings, budget)
     slots = [silo.num_rows for silo in silos] if max_rows is None else list(max_rows)
@@ -78,6 +91,7 @@ def build_method(
     )
     common: dict[str, Any] = {
         "visits": steps,
+        "num_clients": len(silos),
         "solver": solver,
         "eta_p": eta_p,
         "damping": settings.damping,
@@ -85,15 +99,25 @@ def build_method(
         "averages": budget is not None,
         "posterior_floor": solver.floor,
     }
-    if settings.privatise in _PERTURBED:
+    sums = _Sums(section=settings.aggregation, num_clients=len(steps[0].clients), study_hash=study_hash)
+    if settings.kind is ProtocolKind.LINREG and budget is not None:
+        return linreg.build(common, silos, settings, budget, slots, sums, _least_noise)
+    if settings.privatise in PERTURBING:
         assert budget is not None
-        return _perturbed(common, silos, settings, budget, slots)
+        return _perturbed(common, silos, settings, budget, slots, sums)
     if settings.privatise is Privatise.SUFFICIENT_STATISTICS:
         assert budget is not None
-        return _statistics(common, silos, settings, budget)
+        return _statistics(common, silos, settings, budget, sums)
     buckets = Buckets([(silo.x, silo.y) for silo in silos], slots)
+    if settings.kind is ProtocolKind.GLOBAL_VI and sums.is_used:
+        assert budget is not None
+        return _summed_global_vi(common, settings, budget, buckets, sums)
+    if settings.privatise is Privatise.HYBRID:
+        assert budget is not None
+        return _hybrid(common, silos, settings, budget, buckets, slots, sums)
     plans = None if budget is None else _plans(solver, settings, budget, steps, buckets, slots)
     loop: dict[str, Any] = {"buckets": buckets, "plans": plans, "clipping": settings.clipping.value}
+    common["aggregator"] = sums.of_messages()
     if settings.kind is ProtocolKind.BCM:
         share = bcm.prior_share(settings.committee, len(silos))
         # The floor of a cavity goes with the prior that it is made of.
@@ -121,59 +145,169 @@ def _check(model: AbstractModel, silos: Sequence[Silo], settings: Settings, budg
         if not model.prior_is_gaussian:
             fix = "Use protocol.kind = pvi, where such a prior is a factor of its own."
             raise InvalidInput("model.kind", f"a Gaussian prior with {settings.kind.value}", "another one", fix)
-    if settings.privatise is Privatise.SUFFICIENT_STATISTICS and not isinstance(model, LinearRegression):
+    if settings.kind is ProtocolKind.LINREG:
+        linreg.check(model, settings, budget)
+    from_statistics = (Privatise.SUFFICIENT_STATISTICS, Privatise.HYBRID)
+    if settings.privatise in from_statistics and not isinstance(model, LinearRegression):
         fix = "Set model.options.noise_stddev, or use dp_optimisation."
         raise InvalidInput("protocol.privatise", "a linear regression with known noise", settings.privatise.value, fix)
     if settings.privatise is Privatise.HYBRID:
-        fix = "Use sufficient_statistics or dp_optimisation."
-        raise InvalidInput("protocol.privatise", "a method of this version", settings.privatise.value, fix)
+        _check_hybrid(settings)
+    if settings.aggregation.kind is not AggregationKind.NONE:
+        _check_sums(settings, budget, len(silos))
     if budget is None:
         return
     if budget.unit is Unit.CLIENT:
-        fix = "A whole silo is protected only inside a secure sum, which this version lacks; use row or person."
-        raise InvalidInput("privacy.unit", "row or person", budget.unit.value, fix)
+        if settings.privatise is not Privatise.PARAMETER_PERTURBATION:
+            fix = "A silo's whole change is one term: use parameter_perturbation."
+            raise InvalidInput("privacy.unit", f"row with {settings.privatise.value}", budget.unit.value, fix)
+        if settings.aggregation.kind is AggregationKind.NONE:
+            fix = "A whole silo hides only among others: choose an aggregation."
+            raise InvalidInput("privacy.unit", "row or person with aggregation.kind = none", budget.unit.value, fix)
     if budget.unit is Unit.PERSON:
-        if settings.privatise not in _PERTURBED:
+        if settings.privatise not in PERTURBING:
             fix = "Use local_averaging or virtual_clients: they deal whole persons to shards."
             raise InvalidInput("privacy.unit", f"row with {settings.privatise.value}", budget.unit.value, fix)
         if any(silo.persons is None for silo in silos):
             raise InvalidInput("data.unit", "the person of each row", "nothing", "Name the column of the person's id.")
 
 
+def _check_hybrid(settings: Settings) -> None:
+    """The start makes one public factor per silo of all silos' own releases."""
+    if settings.aggregation.kind is not AggregationKind.NONE:
+        fix = "With a sum over silos nobody could start from a silo's own statistics; use sufficient_statistics."
+        raise InvalidInput("aggregation.kind", "none with hybrid", settings.aggregation.kind.value, fix)
+    if settings.schedule is not Schedule.SYNCHRONOUS:
+        fix = "All silos release their statistics before the first round."
+        raise InvalidInput("protocol.schedule", "synchronous with hybrid", settings.schedule.value, fix)
+    if settings.rounds < 2:
+        fix = "The first round is that of the statistics; use sufficient_statistics to stop there."
+        raise InvalidInput("protocol.rounds", "at least 2 with hybrid", settings.rounds, fix)
+
+
+def _check_sums(settings: Settings, budget: Budget | None, num_clients: int) -> None:
+    """A secure sum needs several silos at a time, and noise that is a sum of shares."""
+    if settings.schedule not in (Schedule.SYNCHRONOUS, Schedule.SAMPLED):
+        fix = "Only silos that answer together can hide in a sum; use synchronous."
+        raise InvalidInput("protocol.schedule", "synchronous or sampled with a sum", settings.schedule.value, fix)
+    settings.aggregation.num_shares(settings.clients_per_round or num_clients)  # refuses too few
+    if settings.kind is ProtocolKind.GLOBAL_VI and budget is None:
+        fix = "Without privacy global VI is a loop over all rows; use aggregation.kind = none, or pvi."
+        raise InvalidInput("aggregation.kind", "none", settings.aggregation.kind.value, fix)
+    if settings.kind is ProtocolKind.GLOBAL_VI and settings.sampler is not Scheme.POISSON:
+        fix = "Silos of a sum need one common rate; use poisson."
+        raise InvalidInput("protocol.sampler", "poisson with a sum", settings.sampler.value, fix)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """Makes aggregators for visits of `num_clients` silos; none with aggregation.kind = none."""
+
+    section: AggregationSection
+    num_clients: int
+    study_hash: str
+
+    @property
+    def is_used(self) -> bool:
+        return self.section.kind is not AggregationKind.NONE
+
+    def mechanism(self, noise_multiplier: float) -> AbstractMechanism:
+        """The noise of a release: each silo's own, or of the sum."""
+        if not self.is_used:
+            return GaussianMechanism(noise_multiplier=noise_multiplier)
+        num_shares = self.section.num_shares(self.num_clients)
+        return SkellamMechanism(noise_multiplier=noise_multiplier, num_shares=num_shares)
+
+    def of_messages(self) -> Aggregator | None:
+        """For messages that need no noise."""
+        return self._aggregator(message_modulus(self.num_clients)) if self.is_used else None
+
+    def of_shares(self, empty: Bounded, noise_multiplier: float, *, num_terms: int, num_sums: int) -> Aggregator | None:
+        """For shares like `empty`, of up to `num_terms` terms a silo."""
+        if not self.is_used:
+            return None
+        sizes = {"num_clients": self.num_clients, "num_terms": num_terms, "num_sums": num_sums}
+        return self._aggregator(share_modulus(self.section, empty, noise_multiplier, **sizes))
+
+    def _aggregator(self, modulus: Modulus) -> Aggregator:
+        return aggregator(self.section, modulus, num_clients=self.num_clients, study_hash=self.study_hash)
+
+
 def _perturbed(
-    common: dict[str, Any], silos: Sequence[Silo], settings: Settings, budget: Budget, slots: Sequence[int]
+    common: dict[str, Any],
+    silos: Sequence[Silo],
+    settings: Settings,
+    budget: Budget,
+    slots: Sequence[int],
+    sums: _Sums,
 ) -> PerturbedMethod:
-    ball = dp_pvi.Ball(clip_norms=(settings.clip_norm,), scales=settings.scales, unit=budget.unit)
+    ball = dp_pvi.Ball(clip_norms=settings.clip_norms, scales=settings.scales, unit=budget.unit)
     counts = visits_per_client(common["visits"], len(silos))
-    family = common["solver"].family
+    empty = no_change(ball, common["solver"].family)
 
     def event_of(count: int) -> Callable[[float], AbstractEvent]:
-        return lambda noise: round_event(ball, family, budget.relation, noise, count)
+        return lambda noise: repeated(sums.mechanism(noise).event(empty, budget.relation), count)[0]
 
-    noise = _noise_multipliers([max(count, 1) for count in counts], event_of, budget)
+    # Shares of one sum have one noise: that of the silo that is visited most.
+    priced = [max(counts)] * len(counts) if sums.is_used else [max(count, 1) for count in counts]
+    noise = _noise_multipliers(priced, event_of, budget)
     is_virtual = settings.privatise is Privatise.VIRTUAL_CLIENTS
     # A precision below its own noise says nothing, and a mean divided by it would run away: raise it to that noise.
-    per_visit = 2 * settings.clip_norm * settings.scales[1] * settings.damping / (1 if is_virtual else settings.shards)
-    noise_stddev = per_visit * np.sqrt(sum(count * one**2 for count, one in zip(counts, noise, strict=True)))
+    quadratic = settings.clip_norms[-1] * settings.scales[1]
+    per_visit = 2 * quadratic * settings.damping / (1 if is_virtual else settings.shards)
+    variances = [count * one**2 for count, one in zip(counts, noise, strict=True)]
+    # A sum contains the shares of all visited silos, of which `num_shares` have the priced variance.
+    num_shares = sums.section.num_shares(sums.num_clients) if sums.is_used else 1
+    noise_stddev = per_visit * np.sqrt(sum(variances) / num_shares)
     return PerturbedMethod(
         **{**common, "posterior_floor": max(common["posterior_floor"], float(noise_stddev))},
         shards=shard_buckets(silos, settings.shards, slots, common["seed"]),
         num_shards=settings.shards,
-        factor_per_shard=is_virtual,
+        averages_shards=not is_virtual,
         ball=ball,
         noise_multipliers=tuple(noise),
         relation=budget.relation,
+        aggregator=sums.of_shares(empty, noise[0], num_terms=settings.shards, num_sums=len(common["visits"])),
     )
 
 
-def _statistics(common: dict[str, Any], silos: Sequence[Silo], settings: Settings, budget: Budget) -> StatisticsMethod:
-    dim, count = silos[0].num_features, len(common["visits"])
-    if count != 1:
+def _summed_global_vi(
+    common: dict[str, Any], settings: Settings, budget: Budget, buckets: Buckets, sums: _Sums
+) -> SummedGlobalVIMethod:
+    solver, num_sums = common["solver"], settings.steps * len(common["visits"])
+    (clip_norm,) = settings.clip_norms
+    samplers = tuple(PoissonSampler(sample_rate=settings.sample_rate, max_rows=int(rows)) for rows in buckets.slots)
+
+    def empty(client: int) -> Bounded:
+        return loop_sum_of_nothing(solver, clip_norm, samplers, client)
+
+    def event_of(sampler: PoissonSampler) -> Callable[[float], AbstractEvent]:
+        nothing = empty(samplers.index(sampler))
+        return lambda noise: repeated(sums.mechanism(noise).event(nothing, budget.relation), num_sums)[0]
+
+    noise = max(_noise_multipliers(samplers, event_of, budget))
+    num_terms = max(sampler.capacity for sampler in samplers)
+    return SummedGlobalVIMethod(
+        **{**common, "averages": False, "exchanges_per_visit": settings.steps},
+        buckets=buckets,
+        samplers=samplers,
+        clip_norm=clip_norm,
+        noise_multiplier=noise,
+        relation=budget.relation,
+        clipping=settings.clipping.value,
+        aggregator=sums.of_shares(empty(0), noise, num_terms=num_terms, num_sums=num_sums),
+    )
+
+
+def _statistics(
+    common: dict[str, Any], silos: Sequence[Silo], settings: Settings, budget: Budget, sums: _Sums
+) -> StatisticsMethod:
+    dim = silos[0].num_features
+    if len(common["visits"]) != 1 and settings.privatise is not Privatise.HYBRID:
         fix = "Statistics are released once; more rounds would only cost."
         raise InvalidInput("protocol.rounds", "1 with sufficient_statistics", settings.rounds, fix)
-    noise = noise_multiplier_for(
-        dim, y_bound=settings.y_bound, relation=budget.relation, epsilon=budget.epsilon, delta=budget.delta
-    )
+    empty = bounded_statistics(np.zeros((0, dim)), np.zeros(0), y_bound=settings.y_bound)
+    noise = _least_noise(lambda std: sums.mechanism(std).event(empty, budget.relation), budget)
     return StatisticsMethod(
         **{**common, "averages": False},
         rows=tuple((silo.x.astype(np.float64), silo.y.astype(np.float64)) for silo in silos),
@@ -181,7 +315,26 @@ def _statistics(common: dict[str, Any], silos: Sequence[Silo], settings: Setting
         y_bound=settings.y_bound,
         noise_multiplier=noise,
         relation=budget.relation,
+        aggregator=sums.of_shares(empty, noise, num_terms=max(silo.num_rows for silo in silos), num_sums=1),
     )
+
+
+def _hybrid(
+    common: dict[str, Any],
+    silos: Sequence[Silo],
+    settings: Settings,
+    budget: Budget,
+    buckets: Buckets,
+    slots: Sequence[int],
+    sums: _Sums,
+) -> HybridMethod:
+    """The statistics get a share of epsilon, the loops all that is left of the budget beside them."""
+    share = dataclasses.replace(budget, epsilon=settings.first_share * budget.epsilon)
+    first = _statistics(common, silos, settings, share, sums)
+    later = common["visits"][1:]
+    plans = _plans(common["solver"], settings, budget, later, buckets, slots, besides=first.events(0, 1))
+    then = PVIMethod(**common, buckets=buckets, plans=plans, clipping=settings.clipping.value)
+    return HybridMethod(**common, first=first, then=then, sizes=tuple(slots))
 
 
 def shard_buckets(silos: Sequence[Silo], num_shards: int, slots: Sequence[int], seed: int) -> Buckets:
@@ -224,21 +377,24 @@ def _plans(
     steps: tuple[Visit, ...],
     buckets: Buckets,
     slots: Sequence[int],
+    *,
+    besides: tuple[AbstractEvent, ...] = (),
 ) -> tuple[StepPlan, ...]:
+    (clip_norm,) = settings.clip_norms
     counts = visits_per_client(steps, len(slots))
     samplers = [_sampler(settings, int(buckets.slots[m]), slots[m]) for m in range(len(slots))]
 
     def event_of(key: tuple[Sampler, int]) -> Callable[[float], AbstractEvent]:
         def at(noise: float) -> AbstractEvent:
-            plan = solver.plan(key[0], clip_norm=settings.clip_norm, noise_multiplier=noise)
+            plan = solver.plan(key[0], clip_norm=clip_norm, noise_multiplier=noise)
             return dataclasses.replace(plan.event, count=solver.num_steps * key[1])
 
         return at
 
     keys = [(sampler, max(count, 1)) for sampler, count in zip(samplers, counts, strict=True)]
-    noise = _noise_multipliers(keys, event_of, budget)
+    noise = _noise_multipliers(keys, event_of, budget, besides=besides)
     return tuple(
-        solver.plan(sampler, clip_norm=settings.clip_norm, noise_multiplier=multiplier)
+        solver.plan(sampler, clip_norm=clip_norm, noise_multiplier=multiplier)
         for sampler, multiplier in zip(samplers, noise, strict=True)
     )
 
@@ -251,17 +407,23 @@ def _sampler(settings: Settings, bucket_rows: int, rows: int) -> Sampler:
 
 
 def _noise_multipliers(
-    keys: Sequence[Key], event_of: Callable[[Key], Callable[[float], AbstractEvent]], budget: Budget
+    keys: Sequence[Key],
+    event_of: Callable[[Key], Callable[[float], AbstractEvent]],
+    budget: Budget,
+    *,
+    besides: tuple[AbstractEvent, ...] = (),
 ) -> list[float]:
     """The least noise of each key within the budget; equal keys are calibrated once."""
     known: dict[Key, float] = {}
     for key in keys:
         if key not in known:
-            known[key] = _least_noise(event_of(key), budget)
+            known[key] = _least_noise(event_of(key), budget, besides=besides)
     return [known[key] for key in keys]
 
 
-def _least_noise(event_of: Callable[[float], AbstractEvent], budget: Budget) -> float:
+def _least_noise(
+    event_of: Callable[[float], AbstractEvent], budget: Budget, *, besides: tuple[AbstractEvent, ...] = ()
+) -> float:
     tried: dict[AbstractEvent, float] = {}
 
     def at(noise: float) -> AbstractEvent:
@@ -269,5 +431,5 @@ def _least_noise(event_of: Callable[[float], AbstractEvent], budget: Budget) -> 
         tried[event] = noise
         return event
 
-    chosen = calibrate(at, relation=budget.relation, epsilon=budget.epsilon, delta=budget.delta)
+    chosen = calibrate(at, relation=budget.relation, epsilon=budget.epsilon, delta=budget.delta, besides=besides)
     return tried[chosen]  # the number that was priced, not one recomputed from the event

@@ -1,4 +1,4 @@
-"""Local solves of many parts at once: one compiled, vmapped function per bucket."""
+"""Local solves of many parts at once: one call of a compiled function per bucket."""
 
 import dataclasses
 import math
@@ -118,7 +118,8 @@ class LocalSolver:
                 stack_steps([opened[k].inputs for k in at]),
                 clip_norms[at],
                 rates[at],
-                self.step_size,
+                # Of one size: falling steps would waste what the last ones cost; rounds are averaged instead.
+                np.full(self.num_steps, self.step_size, dtype=np.float32),
                 clipping=clipping,
                 floor=self.floor,
             )
@@ -164,13 +165,16 @@ def _solve_exactly(model, family, eta_cavity, rows, *, floor):
 def _solve_privately(
     model, family, key, parts, eta_cavity, eta_start, rows, steps, clip_norms, rates, step_size, *, clipping, floor
 ):
-    def one(number: Array, cavity: GaussianEta, part: Rows, step: Step, clip_norm: Array, rate: Array) -> tuple:
+    def one(silo: tuple[Array, GaussianEta, Rows, Step, Array, Array]) -> tuple:
+        number, cavity, part, step, clip_norm, rate = silo
         cavity = usable(family, cavity, floor)
         public = {"clip_norm": clip_norm, "sample_rate": rate, "step_size": step_size, "clipping": clipping}
         own_key = jax.random.fold_in(key, number)
         return ascend_privately(model, family, own_key, cavity, eta_start, part, step, **public)
 
-    return jax.vmap(one)(parts, eta_cavity, rows, steps, clip_norms, rates)
+    # One silo after the other inside the compiled function: a batch fits the processor's cache, those of all silos side
+    # by side do not (200 silos of 122 rows, 109 features: half the CPU time of vmap).
+    return jax.lax.map(one, (parts, eta_cavity, rows, steps, clip_norms, rates))
 
 
 def stack_steps(steps: Sequence[Step]) -> Step:
@@ -178,6 +182,8 @@ def stack_steps(steps: Sequence[Step]) -> Step:
     width = max(step.indices.shape[1] for step in steps)
 
     def widen(step: Step) -> Step:
+        if step.indices.shape[1] == width:
+            return step
         fill = ((0, 0), (0, width - step.indices.shape[1]))
         return eqx.tree_at(lambda s: (s.indices, s.mask), step, (np.pad(step.indices, fill), np.pad(step.mask, fill)))
 

@@ -30,13 +30,13 @@ class Projection(NamedTuple):
     """Rows seen through `f = x @ theta`: moments of f, and the chain rule of a derivative in f.
 
     A row with expected score a and expected curvature b has the gradient (a x, b dv/2), with squared norm
-    `a^2 linear + b^2 quadratic`; `pull(a, b)` is the sum of these gradients over the rows.
+    `a^2 |x|^2 + b^2 spread^2`; `pull(a, b)` is the sum of these gradients over the rows. Columns of x beyond the
+    coordinates hold zeros and change nothing.
     """
 
     mean: Float[Array, " n"]
     variance: Float[Array, " n"]
-    linear: Float[Array, " n"]
-    quadratic: Float[Array, " n"]
+    spread: Float[Array, " n"]
     pull: Callable[[Float[Array, " n"], Float[Array, " n"]], Float[Array, " coordinates"]]
 
 
@@ -96,14 +96,14 @@ class MeanFieldPoint(AbstractPoint):
 
     def project(self, x: Float[Array, "n dim"]) -> Projection:
         """Variance `sum_j x_j^2 s_j^2`; its half derivative in log s_j is `x_j^2 s_j^2`."""
-        squares = x**2
-        shares = squares * jnp.exp(2 * self.log_stddev)
+        dim = self.mean.shape[0]
+        beyond = (0, x.shape[1] - dim)
+        shares = x**2 * jnp.pad(jnp.exp(2 * self.log_stddev), beyond)
         return Projection(
-            mean=x @ self.mean,
+            mean=x @ jnp.pad(self.mean, beyond),
             variance=shares.sum(axis=1),
-            linear=squares.sum(axis=1),
-            quadratic=(shares**2).sum(axis=1),
-            pull=lambda a, b: jnp.concatenate([a @ x, b @ shares]),
+            spread=jnp.sqrt((shares**2).sum(axis=1)),
+            pull=lambda a, b: jnp.concatenate([(a @ x)[:dim], (b @ shares)[:dim]]),
         )
 
     def scaled(self, e: Float[Array, " dim"]) -> Float[Array, " dim"]:
@@ -156,13 +156,13 @@ class FullPoint(AbstractPoint):
 
     def project(self, x: Float[Array, "n dim"]) -> Projection:
         """With h = L'x the variance is |h|^2 and its half derivative in A is the lower triangle of h h'."""
+        x = x[:, : self.mean.shape[0]]
         h = x @ self.factor
         squares = h**2
         return Projection(
             mean=x @ self.mean,
             variance=squares.sum(axis=1),
-            linear=(x**2).sum(axis=1),
-            quadratic=(squares * jnp.cumsum(squares, axis=1)).sum(axis=1),
+            spread=jnp.sqrt((squares * jnp.cumsum(squares, axis=1)).sum(axis=1)),
             pull=lambda a, b: jnp.concatenate([a @ x, _lower((h * b[:, None]).T @ h)]),
         )
 

@@ -20,9 +20,9 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from silobayes.core.errors import InvalidInput
 from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
-from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients
+from silobayes.inference.row_gradients import Clipping, aligned, clipped_gradient, row_gradients, row_lengths
 from silobayes.inference.rows import Rows, usable
-from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step, StepPlan
 
 
@@ -41,7 +41,7 @@ def maximise_privately(
 ) -> tuple[GaussianEta, Any]:
     """The local optimum q, and what the scan collected for `Steps.close`. Compiled once per shape.
 
-    Vmap over silos with a leading axis on key, cavity, start, rows and steps; silos whose plans differ in
+    Map over silos with a leading axis on key, cavity, start, rows and steps; silos whose plans differ in
     `sample_rate` or `clip_norm` go through `ascend_privately`, where these are arrays.
 
     Args:
@@ -96,7 +96,7 @@ def ascend_privately(
     step_size: ArrayLike,
     clipping: Clipping,
 ) -> tuple[GaussianEta, Any]:
-    """`maximise_privately` with the plan's public numbers as arrays, so that they may differ between vmapped silos."""
+    """`maximise_privately` with the plan's public numbers as arrays, so that they may differ between mapped silos."""
     if clipping not in get_args(Clipping):
         raise InvalidInput("clipping", "one of " + ", ".join(get_args(Clipping)), clipping, "Use label_free.")
     step_sizes = step_sizes_of(step_size, steps.noise.shape[0])
@@ -127,12 +127,15 @@ def _ascend(
     # All draws before the loop: one per step, drawn as vi.maximise(num_draws=1) draws them.
     draws = None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (1, model.dim))[0])(keys)
 
+    features = aligned(rows.x) if isinstance(model, AbstractGLM) else rows.x
+    lengths = row_lengths(rows.x)
+
     def gradient(here: AbstractPoint, inputs: tuple[Step, Array | None]) -> tuple[Array, Any]:
         step, e = inputs
-        x, y = rows.x[step.indices], rows.y[step.indices]
+        x, y = features[step.indices], rows.y[step.indices]
         # A slot beyond the array is empty; plain indexing would silently read the last row instead.
-        mask = step.mask & rows.present.at[step.indices].get(mode="fill", fill_value=False)
-        total = clipped_gradient(row_gradients(model, here, e, x, y), mask, clip_norm, clipping)
+        mask = rows.present.at[step.indices].get(mode="fill", fill_value=False) & step.mask
+        total = clipped_gradient(row_gradients(model, here, e, x, y, lengths[step.indices]), mask, clip_norm, clipping)
         released, seen = step.release(total)
         return released / sample_rate - here.kl_gradient(eta_cavity), seen
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from silobayes.privacy.accounting import calibrate
 from silobayes.privacy.clipping import Bounded, clip_blocks, general, psd, unpack_symmetric
 from silobayes.privacy.door import Door
 from silobayes.privacy.mechanisms import GaussianMechanism, Release
-from silobayes.privacy.relation import Relation
 
 # The fixed point for (mean, covariance) is reached to float accuracy well within this many damped steps.
 _ITERATIONS = 40
@@ -48,18 +46,6 @@ def bounded_statistics(x: np.ndarray, y: np.ndarray, *, y_bound: float) -> Bound
     return clip_blocks([psd(x), general(x * y[:, None])], [1.0, y_bound])
 
 
-def noise_multiplier_for(dim: int, *, y_bound: float, relation: Relation, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier whose single release costs at most (epsilon, delta); needs no rows."""
-    no_rows = bounded_statistics(np.zeros((0, dim)), np.zeros(0), y_bound=y_bound)
-    event = calibrate(
-        lambda std: GaussianMechanism(noise_multiplier=std).event(no_rows, relation),
-        relation=relation,
-        epsilon=epsilon,
-        delta=delta,
-    )
-    return event.std
-
-
 def release_statistics(door: Door, x: np.ndarray, y: np.ndarray, *, y_bound: float, noise_multiplier: float) -> Release:
     """One joint release of the statistics."""
     mechanism = GaussianMechanism(noise_multiplier=noise_multiplier)
@@ -81,7 +67,7 @@ def noise_aware_posterior(
     gram_std: float,
     cross_std: float,
     residual_variance: float,
-    prior_precision: float,
+    prior_precision: float | np.ndarray,
 ) -> GaussianPosterior:
     """Posterior of the coefficients given noisy statistics.
 
@@ -95,11 +81,11 @@ def noise_aware_posterior(
         gram_std: Noise of the packed matrix: variance `gram_std^2` on the diagonal, half of it off the diagonal.
         cross_std: Noise on each entry of `cross`.
         residual_variance: Variance of y given x.
-        prior_precision: Of the N(0, I / prior_precision) prior.
+        prior_precision: Of the N(0, 1 / prior_precision) prior of each coefficient: one number, or one for each.
     """
     dim = len(cross)
     gram, matrix_variance = shrink(gram, gram_std)
-    prior = prior_precision * np.eye(dim)
+    prior = np.diag(np.broadcast_to(prior_precision, dim))
     exact = np.linalg.inv(gram / residual_variance + prior)
     mean, covariance = np.zeros(dim), np.linalg.inv(prior)
     for _ in range(_ITERATIONS):
@@ -131,4 +117,6 @@ def shrink(gram: np.ndarray, gram_std: float) -> tuple[np.ndarray, float]:
     level = max(average, gram_std / np.sqrt(dim))
     shrunk = level * np.eye(dim) + weight * deviation
     values, vectors = np.linalg.eigh(shrunk)
-    return (vectors * np.maximum(values, _EIGENVALUE_FLOOR * level)) @ vectors.T, weight * gram_std**2
+    # Eigenvalues of the noise reach to this; without noise small ones are what collinear features have.
+    floor = min(_EIGENVALUE_FLOOR * level, weight * gram_std * np.sqrt(2 * dim))
+    return (vectors * np.maximum(values, floor)) @ vectors.T, weight * gram_std**2

@@ -1,8 +1,8 @@
 """Local free-energy maximum without privacy (SPEC 2): `tempering * E_q[log p(rows)] - KL(q || cavity)`.
 
-All steps are one `lax.scan` of Adam (optax) in the coordinates of `inference.coordinates`. For GLMs the expectation is
-a one-dimensional quadrature, so the gradient is exact and the result does not depend on the key; other models
-take reparameterised draws. Tempering by N is the shard objective of local averaging (SPEC 3).
+Generalised linear models are solved by Newton's method (`inference.newton`), exactly and without draws. Other models
+take reparameterised draws: all steps are one `lax.scan` of Adam (optax) in the coordinates of `inference.coordinates`.
+Tempering by N is the shard objective of local averaging (SPEC 3).
 """
 
 from functools import partial
@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
+from silobayes.inference.ascent import ascend, check_dim, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, point_at
+from silobayes.inference.newton import maximise_glm
 from silobayes.inference.row_gradients import row_gradients
 from silobayes.inference.rows import Rows, usable
-from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 
 
 def maximise(
@@ -41,7 +42,7 @@ def maximise(
         eta_start: Must be proper.
         rows: Empty slots have `present=False`.
         tempering: Power of the likelihood; 1 unless the rows stand for more of their kind.
-        num_steps: Steps of Adam.
+        num_steps: Steps of Adam (not for GLMs, nor is `step_size`).
         step_size: One number, lowered to zero by a cosine; or one number per step, taken as they are.
         num_draws: Reparameterised draws per step (not for GLMs).
 
@@ -89,22 +90,21 @@ def _maximise(
     *,
     num_draws: int,
 ) -> GaussianEta:
+    check_dim(model, point_at(family, eta_start).mean.shape[0])
+    if isinstance(model, AbstractGLM):
+        return maximise_glm(model, family, eta_cavity, eta_start, rows, tempering)
     rows = usable(rows)
     weights = rows.present.astype(rows.x.dtype)
-    point = point_at(family, eta_start)
-    check_dim(model, point.mean.shape[0])
 
-    def gradient(here: AbstractPoint, step_key: PRNGKeyArray | None) -> tuple[Array, None]:
-        def likelihood(e: Float[Array, " dim"] | None) -> Array:
+    def gradient(here: AbstractPoint, step_key: PRNGKeyArray) -> tuple[Array, None]:
+        def likelihood(e: Float[Array, " dim"]) -> Array:
             return row_gradients(model, here, e, rows.x, rows.y).weighted_sum(weights)
 
-        if step_key is None:
-            slope = likelihood(None)
-        else:
-            slope = jax.vmap(likelihood)(jax.random.normal(step_key, (num_draws, model.dim))).mean(axis=0)
+        slope = jax.vmap(likelihood)(jax.random.normal(step_key, (num_draws, model.dim))).mean(axis=0)
         return tempering * slope - here.kl_gradient(eta_cavity), None
 
-    point, _ = ascend(point, gradient, draw_keys(model, key, step_sizes.shape[0]), step_sizes)
+    keys = jax.random.split(key, step_sizes.shape[0])
+    point, _ = ascend(point_at(family, eta_start), gradient, keys, step_sizes)
     return point.to_eta()
 
 

@@ -164,14 +164,16 @@ def elementwise_derivative(function: Callable[[Array, Array], Array]) -> Callabl
     return lambda f, y: jax.jvp(lambda value: function(value, y), (f,), (jnp.ones_like(f),))[1]
 
 
-def gaussian_expectation(
-    function: Callable[[Float[Array, "n nodes"]], Float[Array, "n nodes"]],
-    mean: Float[Array, " n"],
-    variance: Float[Array, " n"],
-) -> Float[Array, " n"]:
-    """E[function(f)] under f ~ N(mean, variance) by Gauss-Hermite quadrature."""
-    f = mean[:, None] + jnp.sqrt(variance)[:, None] * _NODES
-    return function(f) @ _WEIGHTS
+def expected_sigmoid(
+    mean: Float[Array, " n"], variance: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """E[p] and E[p (1 - p)] for p = sigmoid(f), f ~ N(mean, variance), by Gauss-Hermite quadrature."""
+    f = mean + jnp.sqrt(variance) * _NODES[:, None]
+    # Of p and 1 - p the smaller one from its own exponential: their product then never rounds to zero early.
+    tail = jnp.exp(-jnp.abs(f))
+    larger = 1 / (1 + tail)
+    smaller = tail * larger
+    return jnp.dot(_WEIGHTS, jnp.where(f > 0, larger, smaller)), jnp.dot(_WEIGHTS, larger * smaller)
 
 
 def isotropic_eta(family: GaussianFamily, mean: Float[Array, " dim"], stddev: float | Array) -> GaussianEta:

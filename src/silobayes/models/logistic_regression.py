@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Num
 
-from silobayes.models.base import AbstractGLM, Target, binary_probabilities, gaussian_expectation
+from silobayes.models.base import AbstractGLM, Target, binary_probabilities, expected_sigmoid
 
 
 class LogisticRegression(AbstractGLM):
@@ -31,9 +31,8 @@ class LogisticRegression(AbstractGLM):
         self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
     ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """`y - E[p]` and `-E[p (1 - p)]` by quadrature."""
-        p = gaussian_expectation(jax.nn.sigmoid, mean, variance)
-        curvature = gaussian_expectation(lambda f: jax.nn.sigmoid(f) * jax.nn.sigmoid(-f), mean, variance)
-        return y - p, -curvature
+        p, slope = expected_sigmoid(mean, variance)
+        return y - p, -slope
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n 2"]:
         """Probabilities of classes 0 and 1."""

@@ -19,7 +19,7 @@ from silobayes.models.base import (
     GaussianFamily,
     Target,
     check_feature_names,
-    gaussian_expectation,
+    expected_sigmoid,
 )
 
 
@@ -60,8 +60,7 @@ class NegativeBinomialRegression(AbstractGLM):
     ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """`y - (y + r) E[p]` and `-(y + r) E[p (1 - p)]` by quadrature, p = sigmoid(f - log r)."""
         logit = mean - math.log(self.concentration)
-        p = gaussian_expectation(jax.nn.sigmoid, logit, variance)
-        slope = gaussian_expectation(lambda f: jax.nn.sigmoid(f) * jax.nn.sigmoid(-f), logit, variance)
+        p, slope = expected_sigmoid(logit, variance)
         return y - (y + self.concentration) * p, -(y + self.concentration) * slope
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:

@@ -67,11 +67,12 @@ def poisson_batches(entropy: Entropy, num_rows: int, sample_rate: float, num_dra
         ended = gaps < longest  # otherwise the gap goes on: geometric laws have no memory
         ends = np.cumsum(gaps + ended) + position
         position = int(ends[-1])
-        heads.append(ends[ended] - 1)
+        heads.append((ends if ended.all() else ends[ended]) - 1)
     flips = np.concatenate(heads)
     flips = flips[: np.searchsorted(flips, num_flips)]
-    offsets = np.searchsorted(flips, np.arange(num_draws + 1, dtype=np.int64) * num_rows)
-    return flips % num_rows, offsets
+    starts = np.arange(num_draws + 1, dtype=np.int64) * num_rows
+    offsets = np.searchsorted(flips, starts)
+    return flips - np.repeat(starts[:-1], np.diff(offsets)), offsets
 
 
 def subsets_without_replacement(entropy: Entropy, num_rows: int, batch_size: int, num_draws: int) -> Ints:

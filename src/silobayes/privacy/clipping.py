@@ -138,7 +138,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bounded:
-    """A sum of clipped terms on the grid; made only by `clip` and `clip_blocks`.
+    """A sum of clipped terms on the grid; made only by `clip`, `clip_blocks`, `clip_places` and `bounded_loop_sum`.
 
     `total` holds integers: entry i of block b stands for `total[i] * grid * clip_norm_b`. `order` is the norm that
     was clipped: 2 for Gaussian-like noise, 1 for Laplace. `sharded`: one changed unit replaces a term, whatever the
@@ -252,6 +252,60 @@ def clip_blocks(
         unit=unit,
         sharded=sharded,
         sampling=None if batch is None else batch.sampling,
+        proof=_MADE_BY_CLIPPING,
+    )
+
+
+def bounded_loop_sum(partial_sums: np.ndarray, clip_norm: float, *, chunk: int, batch: Batch, capacity: int) -> Bounded:
+    """The sum of a batch whose terms float32 code has already clipped to `clip_norm` (loops.clip_factors).
+
+    `partial_sums` holds one row for each `chunk` terms. Summing c terms in float32, in any order, errs by at most
+    (c + 8) 2^-24 of the sum of their norms (8 for the products before), so the whole sum errs by at most that share of
+    `capacity` clip norms; both neighbours may err, and both are rounded to the grid once.
+    """
+    total = np.asarray(partial_sums, dtype=np.float64).sum(axis=0) / clip_norm
+    size = total.size
+    grid = 2.0 ** -(_GRID_BITS + math.ceil(math.log2(size) / 2))
+    error = capacity * (chunk + 8) * 2.0**-24 + grid * math.sqrt(size) / 2
+    block = Block(clip_norm=float(clip_norm), terms=Terms.GENERAL, size=size, norm=(1.0 + 2 * error) * _FLOAT_SLACK)
+    return Bounded(
+        total=np.rint(total / grid).astype(np.int64),
+        blocks=(block,),
+        grid=grid,
+        order=2,
+        unit=Unit.ROW,
+        sharded=False,
+        sampling=batch.sampling,
+        proof=_MADE_BY_CLIPPING,
+    )
+
+
+def clip_places(terms: AbstractTerms, clip_norm: float) -> Bounded:
+    """Clip each row's term to L2 norm `clip_norm`, and keep it in a place of its own instead of summing.
+
+    What rows would publish of themselves in the local model. A changed row changes its own place only, so the
+    sensitivity is that of one row. Under add_remove a removed row must leave its place empty (zeros): where others move
+    up, every place changes and no price holds.
+
+    Guarantees:
+        One changed row moves the whole by at most `sensitivity(relation)`.
+        A row with NaN or infinity is zero.
+    """
+    _check_blocks([terms], [clip_norm], 2)
+    grid = 2.0 ** -(_GRID_BITS + math.ceil(math.log2(terms.size) / 2))
+    norm = (1.0 + grid * math.sqrt(terms.size) / 2) * _FLOAT_SLACK
+    with np.errstate(all="ignore"):
+        places = [_clip_to_grid(rows / clip_norm, grid, 2) for rows in _unit_terms(terms, Unit.ROW, None)]
+    total = np.concatenate([np.zeros(0, np.int64), *(part.reshape(-1) for part in places)])
+    block = Block(clip_norm=float(clip_norm), terms=Terms.GENERAL, size=total.size, norm=norm)
+    return Bounded(
+        total=total,
+        blocks=(block,),
+        grid=grid,
+        order=2,
+        unit=Unit.ROW,
+        sharded=False,
+        sampling=None,
         proof=_MADE_BY_CLIPPING,
     )
 

@@ -170,6 +170,7 @@ class SurvivalTable:
     """
 
     _BITS = 63  # 2^63, an upper bound of S_k near 1, fits the arrays
+    _CELL_BITS = 14  # the first bits of U, which alone decide nearly every draw
 
     def __init__(self, survival: Callable[[int], tuple[list[int], list[int]]], *, closed: bool) -> None:
         self._survival = survival
@@ -180,15 +181,31 @@ class SurvivalTable:
         self._lo = np.array([1 << 63, *lo], dtype=np.uint64)
         if not closed:
             self._lo[-1] = 0
+        self._decided = self._decide_cells()
 
     def draw(self, entropy: Entropy, count: int) -> Ints:
         """`count` independent draws."""
         uniform = entropy.uint64(count)
-        head = uniform >> np.uint64(64 - self._BITS)
-        out = self._hi_ascending.size - np.searchsorted(self._hi_ascending, head, side="right")
-        for index in np.flatnonzero(self._lo[out] <= head).tolist():
-            out[index] = self._settle(entropy, int(uniform[index]))
+        out = self._decided[uniform >> np.uint64(64 - self._CELL_BITS)]
+        open_draws = np.flatnonzero(out < 0)
+        head = uniform[open_draws] >> np.uint64(64 - self._BITS)
+        found = self._search(head)
+        for index in np.flatnonzero(self._lo[found] <= head).tolist():
+            found[index] = self._settle(entropy, int(uniform[open_draws[index]]))
+        out[open_draws] = found
         return out
+
+    def _search(self, head: NDArray[np.uint64]) -> Ints:
+        """The largest X that the upper bounds allow; where the lower bound of the same entry is above, X is it."""
+        return self._hi_ascending.size - np.searchsorted(self._hi_ascending, head, side="right")
+
+    def _decide_cells(self) -> Ints:
+        """X for each value of the first bits of U that leaves no doubt, -1 for the others."""
+        width = self._BITS - self._CELL_BITS
+        lowest = np.arange(1 << self._CELL_BITS, dtype=np.uint64) << np.uint64(width)
+        highest = lowest + np.uint64((1 << width) - 1)
+        out = self._search(lowest)
+        return np.where((out == self._search(highest)) & (self._lo[out] > highest), out, -1)
 
     def _settle(self, entropy: Entropy, head: int) -> int:
         bits = 64

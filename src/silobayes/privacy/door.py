@@ -5,8 +5,9 @@ let values out only through it. Record/replay (`silobayes.testing`) replaces the
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +75,14 @@ class AbstractDraws(ABC):
         """The bounded sum with noise, in grid counts."""
 
     @abstractmethod
+    def share(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
+        """The same with one share of the noise: it goes into a sum and is not released itself."""
+
+    @abstractmethod
+    def total(self, counts: np.ndarray) -> np.ndarray:
+        """The sum of all silos' shares, which is released."""
+
+    @abstractmethod
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
         """Randomised answers."""
 
@@ -102,6 +111,14 @@ class FreshDraws(AbstractDraws):
         """See `AbstractDraws`."""
         return bounded.total + mechanism.noise(self.entropy, bounded)
 
+    def share(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
+        """See `AbstractDraws`."""
+        return self.noisy_counts(mechanism, bounded, event)
+
+    def total(self, counts: np.ndarray) -> np.ndarray:
+        """See `AbstractDraws`."""
+        return counts
+
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
         """See `AbstractDraws`."""
         return randomised_response(self.entropy, answers, event.categories, event.gamma)
@@ -116,7 +133,7 @@ class FreshDraws(AbstractDraws):
     def _batches(self, sampler: Sampler, num_draws: int) -> list[np.ndarray]:
         if isinstance(sampler, PoissonSampler):
             indices, offsets = poisson_batches(self.entropy, sampler.max_rows, sampler.sample_rate, num_draws)
-            return [batch[: sampler.capacity] for batch in np.split(indices, offsets[1:-1])]
+            return [indices[start:end][: sampler.capacity] for start, end in pairwise(offsets.tolist())]
         return list(subsets_without_replacement(self.entropy, sampler.max_rows, sampler.batch_size, num_draws))
 
 
@@ -146,7 +163,8 @@ class Door:
         """Pay for `mechanism` on `bounded`, then draw."""
         if isinstance(mechanism, SkellamMechanism) and mechanism.num_shares != 1:
             raise InvalidInput("num_shares", "1 for a release of its own", mechanism.num_shares, "Use door.share(...).")
-        event, counts = self._pay_and_draw(mechanism, bounded)
+        event = self._pay(mechanism, bounded)
+        counts = self.draws.noisy_counts(mechanism, bounded, event)
         return Release(
             blocks=bounded.decode(counts),
             stddevs=mechanism.stddevs(bounded),
@@ -156,8 +174,8 @@ class Door:
 
     def share(self, mechanism: SkellamMechanism, bounded: Bounded) -> Share:
         """Pay for the secure sum that this share goes into, then draw the share."""
-        event, counts = self._pay_and_draw(mechanism, bounded)
-        return Share(counts=counts, event=event, is_private=self.draws.is_private)
+        event = self._pay(mechanism, bounded)
+        return Share(counts=self.draws.share(mechanism, bounded, event), event=event, is_private=self.draws.is_private)
 
     def randomise(self, answers: np.ndarray, *, categories: int, gamma: float) -> Release:
         """Each row's category by k-ary randomised response; rows are disjoint, so the price is that of one."""
@@ -172,11 +190,11 @@ class Door:
         value = self.draws.answers(answers, event)
         return Release(blocks=(value,), stddevs=(), event=event, is_private=self.draws.is_private)
 
-    def _pay_and_draw(self, mechanism: AbstractMechanism, bounded: Bounded) -> tuple[AbstractEvent, np.ndarray]:
+    def _pay(self, mechanism: AbstractMechanism, bounded: Bounded) -> AbstractEvent:
         self.check_unit(bounded.unit)
         event = mechanism.event(bounded, self.account.relation)
         self.account.charge(event)
-        return event, self.draws.noisy_counts(mechanism, bounded, event)
+        return event
 
     def check_unit(self, unit: Unit) -> None:
         """Refuse a value bounded per `unit` if the account protects another one."""
@@ -184,3 +202,34 @@ class Door:
             raise InvalidInput(
                 "unit", f"a value bounded per {self.account.unit.value}", unit.value, "Bound what one unit can change."
             )
+
+
+def release_sum(
+    doors: Sequence[Door],
+    mechanism: SkellamMechanism,
+    bounded: Sequence[Bounded],
+    add: Callable[[Sequence[np.ndarray]], np.ndarray],
+) -> Release:
+    """One release of several silos: each pays for the whole sum and draws its share, and only their total is decoded.
+
+    Args:
+        doors: One per silo.
+        mechanism: Its `num_shares` silos have all the noise that is priced.
+        bounded: One clipped sum per silo, all of one layout.
+        add: The (secure) sum of the silos' counts.
+
+    Returns:
+        The total. Its `stddevs` are those of the noise it contains, at least the priced ones: every silo adds a share.
+    """
+    layouts = {(own.blocks, own.grid, own.total.size) for own in bounded}
+    if len(layouts) != 1 or len(doors) != len(bounded):
+        raise InvalidInput("bounded", "one clipped sum of the same layout per silo", len(layouts), "Clip all alike.")
+    shares = [door.share(mechanism, own) for door, own in zip(doors, bounded, strict=True)]
+    counts = doors[0].draws.total(add([share.counts for share in shares]))
+    excess = np.sqrt(max(1.0, len(shares) / mechanism.num_shares))
+    return Release(
+        blocks=bounded[0].decode(counts),
+        stddevs=tuple(float(excess * stddev) for stddev in mechanism.stddevs(bounded[0])),
+        event=shares[0].event,
+        is_private=all(share.is_private for share in shares),
+    )

@@ -161,15 +161,12 @@ class Entropy:
         """
         out = np.empty(shape, dtype=np.float32)
         flat = out.reshape(-1)
-        num_pairs = (flat.size + 1) // 2
-        for start in range(0, num_pairs, _PAIRS):
-            first, second = self._normal_pairs(min(_PAIRS, num_pairs - start))
-            piece = flat[2 * start : 2 * (start + first.size)]
-            piece[: first.size] = first
-            piece[first.size :] = second[: piece.size - first.size]
+        for start in range(0, flat.size, 2 * _PAIRS):
+            self._fill_normals(flat[start : start + 2 * _PAIRS])
         return out
 
-    def _normal_pairs(self, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _fill_normals(self, out: NDArray[np.float32]) -> None:
+        count = (out.size + 1) // 2
         words = self.uint64(count + (count + 1) // 2)
         uniform = words[:count].astype(np.float64)
         uniform += 1.0  # in (0, 2^64]: the logarithm below is finite
@@ -180,8 +177,8 @@ class Entropy:
         np.sqrt(radius, out=radius)
         angle = words[count:].view(np.int32)[:count].astype(np.float32)
         angle *= np.float32(math.pi / 2**31)
-        first = np.cos(angle)
+        first, second = out[:count], out[count:]
+        np.cos(angle, out=first)
         first *= radius
-        np.sin(angle, out=angle)
-        angle *= radius
-        return first, angle
+        np.sin(angle[: second.size], out=second)
+        second *= radius[: second.size]

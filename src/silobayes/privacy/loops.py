@@ -59,17 +59,17 @@ class StepPlan:
 
 
 class Step(eqx.Module):
-    """What one step of the loop gets; stacked along a leading axis it is the scan's input."""
+    """What one step of the loop gets; stacked along a leading axis, on the host, it is the scan's input."""
 
-    indices: Int[Array, "*steps batch"]
-    mask: Bool[Array, "*steps batch"]
-    noise: Float[Array, "*steps dim"]
-    replayed: Float[Array, "*steps dim"] | None = None
+    indices: Int[Array | np.ndarray, "*steps batch"]
+    mask: Bool[Array | np.ndarray, "*steps batch"]
+    noise: Float[Array | np.ndarray, "*steps dim"]
+    replayed: Float[Array | np.ndarray, "*steps dim"] | None = None
     record: bool = eqx.field(static=True, default=False)
 
     def release(self, total: Float[Array, " dim"]) -> tuple[Float[Array, " dim"], tuple | None]:
         """The noisy sum, and what a recorder may see (None in a normal run: the pre-noise sum never leaves)."""
-        released = total + self.noise if self.replayed is None else self.replayed
+        released = total + self.noise if self.replayed is None else jnp.asarray(self.replayed)
         return released, ((total, released) if self.record else None)
 
 
@@ -99,19 +99,29 @@ def open_steps(door: Door, plan: StepPlan) -> Steps:
     event = plan.event
     door.account.charge(event)
     draws = door.draws.loop(plan.sampler, plan.dimension, event)
-    indices = np.zeros((plan.num_steps, plan.sampler.capacity), dtype=np.int32)
-    mask = np.zeros(indices.shape, dtype=bool)
-    for row, batch in enumerate(draws.batches):
-        indices[row, : len(batch)] = batch
-        mask[row, : len(batch)] = True
+    indices, mask = _padded(draws.batches, plan.sampler)
     inputs = Step(
-        indices=jnp.asarray(indices),
-        mask=jnp.asarray(mask),
-        noise=jnp.asarray(draws.noise * np.float32(event.std)),
-        replayed=None if draws.replayed is None else jnp.asarray(draws.replayed),
+        indices=indices,
+        mask=mask,
+        noise=draws.noise * np.float32(event.std),
+        replayed=draws.replayed,
         record=draws.recorder is not None,
     )
     return Steps(inputs=inputs, event=event, is_private=door.draws.is_private, recorder=draws.recorder)
+
+
+def _padded(batches: list[np.ndarray], sampler: Sampler) -> tuple[np.ndarray, np.ndarray]:
+    """Batches side by side and which slots of them are taken, at most the sampler's capacity.
+
+    The width is one of two. Sizes of batches are drawn from slots and tell nothing of rows, so neither does the width.
+    """
+    sizes = np.array([len(batch) for batch in batches])
+    usual = max(1, sampler.usual_size(len(batches)))
+    width = usual if sizes.max() <= usual else sampler.capacity
+    mask = np.arange(width) < sizes[:, None]
+    indices = np.zeros(mask.shape, dtype=np.int32)
+    indices[mask] = np.concatenate(batches)
+    return indices, mask
 
 
 def clip_factors(norms: Float[Array, " batch"], clip_norm: float) -> Float[Array, " batch"]:

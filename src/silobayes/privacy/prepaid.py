@@ -6,6 +6,8 @@ released either, and its draws died with the process.
 """
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from silobayes.core.errors import BudgetExceeded
@@ -16,16 +18,24 @@ from silobayes.privacy.relation import Relation, Unit
 
 @dataclass
 class Prepaid:
-    """What was charged to `account`, to be used up: only `event` can be taken, `remaining` times.
+    """What was charged to `account`, to be used up: `remaining` says how often each event can still be taken.
 
     Guarantees:
-        Nothing but the event that was paid can be taken.
+        Nothing but an event that was paid can be taken.
         No more runs can be taken than were paid.
     """
 
     account: Account
-    event: AbstractEvent
-    remaining: int
+    remaining: Counter[AbstractEvent]
+
+    @classmethod
+    def of(cls, account: Account, paid: Iterable[AbstractEvent], taken: Iterable[AbstractEvent] = ()) -> "Prepaid":
+        """What is left of the events `paid` after those `taken`."""
+        remaining: Counter[AbstractEvent] = Counter()
+        for sign, events in ((1, paid), (-1, taken)):
+            for event in events:
+                remaining[_one_run(event)] += sign * event.count
+        return cls(account=account, remaining=remaining)
 
     @property
     def relation(self) -> Relation:
@@ -39,8 +49,14 @@ class Prepaid:
 
     def charge(self, event: AbstractEvent) -> None:
         """Use up `event.count` of the runs that were paid."""
-        if dataclasses.replace(event, count=1) != dataclasses.replace(self.event, count=1):
-            raise BudgetExceeded(f"Expected the event that was paid ({self.event}), got {event}. Pay for it first.")
-        if not event.count <= self.remaining:
-            raise BudgetExceeded(f"Expected at most {self.remaining} more runs, got {event.count}. Pay for them first.")
-        self.remaining -= event.count
+        run = _one_run(event)
+        if run not in self.remaining:
+            raise BudgetExceeded(f"Expected an event that was paid, got {event}. Pay for it first.")
+        if not event.count <= self.remaining[run]:
+            left = self.remaining[run]
+            raise BudgetExceeded(f"Expected at most {left} more runs, got {event.count}. Pay for them first.")
+        self.remaining[run] -= event.count
+
+
+def _one_run(event: AbstractEvent) -> AbstractEvent:
+    return dataclasses.replace(event, count=1)

@@ -6,7 +6,7 @@ stay empty. So nothing a sampler does depends on the rows or on how many there a
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy import stats
@@ -16,6 +16,16 @@ from silobayes.privacy.events import Sampling, Scheme
 
 # A padded batch is this unlikely to overflow in one draw; the price adds (1 + e^epsilon) times this per draw to delta.
 _OVERFLOW = 1e-20
+# A loop is padded to what all its batches fit except this often; then it is padded to the capacity (and compiled anew).
+_UNUSUAL = 1e-4
+
+
+@lru_cache(maxsize=256)
+def _size_exceeded(max_rows: int, sample_rate: float, probability: float) -> int:
+    """The smallest size that a Poisson batch exceeds with at most this probability."""
+    # By bisection on the tail itself: SciPy's inverse gives up long before 1e-20.
+    fits = range(max_rows + 1)
+    return bisect_left(fits, True, key=lambda size: float(stats.binom.sf(size, max_rows, sample_rate)) <= probability)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,17 +54,16 @@ class PoissonSampler:
     @cached_property
     def capacity(self) -> int:
         """The smallest padded size whose overflow probability is at most 1e-20."""
-        # By bisection on the tail itself: SciPy's inverse gives up long before 1e-20.
-        fits = range(self.max_rows + 1)
-        return bisect_left(fits, True, key=lambda size: self._tail(size) <= _OVERFLOW)
+        return _size_exceeded(self.max_rows, self.sample_rate, _OVERFLOW)
 
-    def _tail(self, size: int) -> float:
-        return float(stats.binom.sf(size, self.max_rows, self.sample_rate))
+    def usual_size(self, num_draws: int) -> int:
+        """A size that all of `num_draws` batches fit, but for once in ten thousand times: shorter than `capacity`."""
+        return min(self.capacity, _size_exceeded(self.max_rows, self.sample_rate, _UNUSUAL / num_draws))
 
     @cached_property
     def sampling(self) -> Sampling:
         """The law of one draw."""
-        overflow = self._tail(self.capacity) * (1.0 + 1e-6)
+        overflow = float(stats.binom.sf(self.capacity, self.max_rows, self.sample_rate)) * (1.0 + 1e-6)
         return Sampling(scheme=Scheme.POISSON, rate=self.sample_rate, overflow=overflow)
 
 
@@ -73,6 +82,10 @@ class FixedSizeSampler:
 
     @property
     def capacity(self) -> int:
+        """The size of every batch."""
+        return self.batch_size
+
+    def usual_size(self, num_draws: int) -> int:
         """The size of every batch."""
         return self.batch_size
 

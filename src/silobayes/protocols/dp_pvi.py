@@ -4,19 +4,20 @@ Rows of a client are dealt once, independently of their values, into fixed shard
 natural parameters, clipped to `clip_norm`; their sum is released once a round. One changed row changes one shard, in
 every round, so a round costs one Gaussian mechanism of sensitivity 2 C, whatever happened inside the shards. (Persons
 are dealt by their id; substituting one for another can change two shards, 4 C. Under add_remove a row that is removed
-leaves its slot empty: the others keep their shards.)
+leaves its slot empty: the others keep their shards. A client that loses all its rows still sends a change: 2 C too.)
 
 - `local_averaging_step`: shards stand for the whole client (likelihood to the power `num_shards`), the client's
   factor is the sum of its releases and so public.
-- `virtual_clients_step`: each shard has its own factor, updated with its own *noise-free* clipped change. The public
-  code puts noise into it, after which one changed row moves all shards and the proof is gone (SPEC 0).
+- `shard_factors_step`: each shard has its own factor, updated with its own *noise-free* clipped change: virtual
+  clients, and every method inside a secure sum, where a client's own message is not released. The public code puts
+  noise into it, after which one changed row moves all shards and the proof is gone (SPEC 0).
 - parameter perturbation is local averaging with one shard.
 
 We differ from the paper in the grid noise (exact discrete Gaussian), in clipping the linear and the quadratic part to
 norms of their own if asked (one joint mechanism, rescaled), and in an optional public diagonal preconditioner.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -27,7 +28,7 @@ from silobayes.core.errors import InvalidInput
 from silobayes.models.base import GaussianEta
 from silobayes.privacy.clipping import Bounded, clip_blocks, general, pack_symmetric, unpack_symmetric
 from silobayes.privacy.door import Door
-from silobayes.privacy.mechanisms import GaussianMechanism
+from silobayes.privacy.mechanisms import GaussianMechanism, Release
 from silobayes.privacy.relation import Unit
 from silobayes.protocols.pvi import Broadcast, ClientState, Solve, Upload
 
@@ -40,7 +41,7 @@ class Ball:
         clip_norms: One norm for the whole change, or two: of its linear and of its quadratic part.
         scales: Public positive numbers (linear part, quadratic part): the change is divided by them before it is
             clipped, and the release multiplied, so that both parts have comparable sizes.
-        unit: row or person; a person's rows must all be in one shard.
+        unit: row, person (whose rows must all be in one shard) or client (whose change is a single term).
     """
 
     clip_norms: tuple[float, ...]
@@ -54,9 +55,6 @@ class Ball:
         for key, values in (("clip_norms", self.clip_norms), ("scales", self.scales)):
             if not all(0.0 < value < np.inf for value in values):
                 raise InvalidInput(key, "finite numbers > 0", values, "Pass public positive numbers.")
-        if self.unit is Unit.CLIENT:
-            fix = "A client's whole change is protected only inside a secure sum; use unit = row or person."
-            raise InvalidInput("privacy.unit", "row or person", self.unit.value, fix)
 
     def flatten(self, change: GaussianEta) -> list[np.ndarray]:
         """A stack of changes as matrices, one per block."""
@@ -102,12 +100,6 @@ def mechanism(noise_multiplier: float) -> GaussianMechanism:
     return GaussianMechanism(noise_multiplier=noise_multiplier)
 
 
-def release(door: Door, change: GaussianEta, ball: Ball, noise_multiplier: float) -> GaussianEta:
-    """The noisy sum over the shards of one client; `change` has a leading axis over shards."""
-    released = door.release(mechanism(noise_multiplier), ball.bounded_sum(change))
-    return ball.unflatten(released.blocks, jax.tree.map(lambda leaf: leaf[0], change))
-
-
 def local_averaging_step(
     doors: Sequence[Door],
     clients: ClientState,
@@ -135,23 +127,35 @@ def local_averaging_step(
     """
     eta_cavity = down.eta_q - clients.eta_t
     change = solve(eta_cavity, down.eta_q) - down.eta_q  # (clients, shards, ...)
-    released = _release_all(doors, change, ball, noise_multipliers)
+    released = release_each(doors, _bounded_sums(ball, change), noise_multipliers)
     num_shards = change.linear.shape[1]
-    d_eta = (damping / num_shards) * released
+    blocks = [np.stack(parts) for parts in zip(*(one.blocks for one in released), strict=True)]
+    d_eta = (damping / num_shards) * ball.unflatten(blocks, _first_shard(change))
     return ClientState(eta_t=clients.eta_t + d_eta), Upload(d_eta=d_eta)
 
 
-def virtual_clients_step(
-    doors: Sequence[Door],
+# The clients' clipped sums -> the blocks of their released total.
+ReleaseTotal = Callable[[Sequence[Bounded]], Sequence[np.ndarray]]
+
+
+def shard_factors_step(
     clients: ClientState,
     down: Broadcast,
     solve: Solve,
     ball: Ball,
-    noise_multipliers: Sequence[float],
+    release: ReleaseTotal,
     *,
     damping: float,
+    weight: float,
 ) -> tuple[ClientState, Upload]:
-    """The same with a factor per shard (000 section 3.4): `eta_t` has axes (clients, shards, ...) and stays private.
+    """One visit with a factor per shard: `eta_t` has axes (clients, shards, ...) and stays private.
+
+    Virtual clients (000 section 3.4): weight 1. Local averaging inside a secure sum: weight 1 / num_shards and a
+    tempered `solve`; each shard stands for its client, so its factor moves by its own whole change (SPEC 3). Client
+    level (001 Algorithm 3): one shard, a ball of unit client.
+
+    Returns:
+        The clients' new states, and the *total* over clients: their own messages may be secret shares.
 
     Guarantees:
         - one changed row moves each released sum by no more than is priced, in every round
@@ -159,16 +163,28 @@ def virtual_clients_step(
     """
     eta_cavity = down.eta_q - clients.eta_t
     change = solve(eta_cavity, down.eta_q) - down.eta_q
-    released = _release_all(doors, change, ball, noise_multipliers)
+    total = ball.unflatten(release(_bounded_sums(ball, change)), _first_client(_first_shard(change)))
     eta_t = clients.eta_t + damping * ball.clip_each(change)  # of its own shard, noise-free
-    return ClientState(eta_t=eta_t), Upload(d_eta=damping * released)
+    return ClientState(eta_t=eta_t), Upload(d_eta=(damping * weight) * total)
 
 
-def _release_all(
-    doors: Sequence[Door], change: GaussianEta, ball: Ball, noise_multipliers: Sequence[float]
-) -> GaussianEta:
-    released = [
-        release(door, jax.tree.map(lambda leaf, m=m: leaf[m], change), ball, noise_multiplier)
-        for m, (door, noise_multiplier) in enumerate(zip(doors, noise_multipliers, strict=True))
+def release_each(
+    doors: Sequence[Door], bounded: Sequence[Bounded], noise_multipliers: Sequence[float]
+) -> list[Release]:
+    """Each client's sum with a noise of its own."""
+    return [
+        door.release(mechanism(noise_multiplier), own)
+        for door, own, noise_multiplier in zip(doors, bounded, noise_multipliers, strict=True)
     ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *released)
+
+
+def _bounded_sums(ball: Ball, change: GaussianEta) -> list[Bounded]:
+    return [ball.bounded_sum(jax.tree.map(lambda leaf, m=m: leaf[m], change)) for m in range(len(change.linear))]
+
+
+def _first_client(change: GaussianEta) -> GaussianEta:
+    return jax.tree.map(lambda leaf: leaf[0], change)
+
+
+def _first_shard(change: GaussianEta) -> GaussianEta:
+    return jax.tree.map(lambda leaf: leaf[:, 0], change)

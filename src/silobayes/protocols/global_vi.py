@@ -2,17 +2,21 @@
 
 A client's message is the (clipped, noised) gradient of its own rows' likelihood term; the server adds them up,
 subtracts the KL term, which needs no rows, and takes one step of Adam. Communications are counted as what they are:
-one message up and down per client and *step*. Until sums are secure each client adds the full noise to its own message.
+one message up and down per client and *step*. Where each client adds a noise of its own, all steps run in one compiled
+loop (`run_steps`). Where only the sum becomes public, a step is: batches, `partial_sums` at each client, a sum with
+shares of noise, `server_step`.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from silobayes.inference.ascent import draw_keys
 from silobayes.inference.coordinates import AbstractPoint, point_at
@@ -20,8 +24,11 @@ from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gr
 from silobayes.inference.rows import Rows, usable
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step
+from silobayes.privacy.sampling import PoissonSampler
 
 _OPTIMISER = optax.scale_by_adam()
+# Rows whose clipped gradients are added up in float32; chunks are added up in float64 (clipping.bounded_loop_sum).
+CHUNK = 64
 
 
 class ServerState(eqx.Module):
@@ -74,8 +81,7 @@ def run_steps(
         - one changed row moves each released sum by no more than the plan prices
     """
     groups = tuple(eqx.tree_at(lambda g: g.rows, group, usable(group.rows)) for group in groups)
-    keys = draw_keys(model, key, step_sizes.shape[0])
-    draws = None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (model.dim,)))(keys)
+    draws = draws_of(model, key, step_sizes.shape[0])
 
     def body(server: ServerState, inputs: tuple) -> tuple[ServerState, tuple[Any, ...]]:
         steps, e, step_size = inputs
@@ -91,6 +97,48 @@ def run_steps(
     return server, tuple(_swap(collected) for collected in seen)
 
 
+compiled_server_step = jax.jit(server_step)
+
+
+def draws_of(model: AbstractModel, key: PRNGKeyArray, num_steps: int) -> Float[Array, "steps dim"] | None:
+    """The reparameterised draw of each step; None for models that need none."""
+    keys = draw_keys(model, key, num_steps)
+    return None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (model.dim,)))(keys)
+
+
+def chunked(batches: Sequence[np.ndarray], sampler: PoissonSampler) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and mask of several batches in chunks (silos, chunks, CHUNK), padded to the sampler's capacity."""
+    slots = -(-sampler.capacity // CHUNK) * CHUNK
+    indices = np.zeros((len(batches), slots), dtype=np.int32)
+    mask = np.zeros(indices.shape, dtype=bool)
+    for row, batch in enumerate(batches):
+        indices[row, : len(batch)] = batch
+        mask[row, : len(batch)] = True
+    return indices.reshape(len(batches), -1, CHUNK), mask.reshape(len(batches), -1, CHUNK)
+
+
+@partial(jax.jit, static_argnames="clipping")
+def partial_sums(
+    model: AbstractModel,
+    point: AbstractPoint,
+    e: Array | None,
+    rows: Rows,
+    indices: Int[Array, "silos chunks chunk"],
+    mask: Bool[Array, "silos chunks chunk"],
+    clip_norm: Float[Array, ""],
+    *,
+    clipping: Clipping,
+) -> Float[Array, "silos chunks coordinates"]:
+    """Sums of clipped gradients over chunks of each silo's batch; they stay with the silo."""
+
+    def one(rows: Rows, at: Array, mask: Array) -> Array:
+        x, y = rows.x[at], rows.y[at]
+        mask = mask & rows.present.at[at].get(mode="fill", fill_value=False)
+        return clipped_gradient(row_gradients(model, point, e, x, y), mask, clip_norm, clipping)
+
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(usable(rows), indices, mask)
+
+
 def _gradients(
     model: AbstractModel, point: AbstractPoint, e: Array | None, group: Clients, step: Step | None, clipping: Clipping
 ) -> tuple[Float[Array, "silos coordinates"], Any]:
@@ -104,7 +152,7 @@ def _gradients(
 
     def message(rows: Rows, own: Step, clip_norm: Array, rate: Array) -> tuple[Array, Any]:
         x, y = rows.x[own.indices], rows.y[own.indices]
-        mask = own.mask & rows.present.at[own.indices].get(mode="fill", fill_value=False)
+        mask = jnp.asarray(own.mask) & rows.present.at[own.indices].get(mode="fill", fill_value=False)
         released, seen = own.release(clipped_gradient(row_gradients(model, point, e, x, y), mask, clip_norm, clipping))
         return released / rate, seen
 

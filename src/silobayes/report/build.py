@@ -9,7 +9,7 @@ Guarantees:
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from silobayes.report import figures
 from silobayes.report.explain import explain
 from silobayes.report.run_files import COMPARISONS, RunFiles, read_run
 from silobayes.report.verification import Verification, verify
-from silobayes.study import Study
+from silobayes.study import NOISE_AWARE, Study
 
 HTML, JSON = "report.html", "report.json"
 NOT_PRIVATE = "not_private"
@@ -84,7 +84,7 @@ def as_html(
     return environment.get_template("report.html.jinja").render(
         study=study,
         is_private=is_private,
-        knows_noise=run.certificate.get("method") == "sufficient_statistics",
+        knows_noise=run.certificate.get("method") in NOISE_AWARE,
         stamp=run.certificate.get("stamp") or "NOT PRIVATE: nothing in this run protects anybody",
         certificate=_flat(run.certificate),
         epsilon=run.certificate.get("epsilon"),
@@ -99,7 +99,7 @@ def as_html(
         checked=checked,
         intervals=figures.interval_figure(summary, exact, alone, label),
         num_shown=min(len(summary), figures.MAX_PARAMETERS),
-        events={str(silo.get("name")): _event_text(silo.get("event")) for silo in silos},
+        events={str(silo.get("name")): _events_text(silo.get("events")) for silo in silos},
         epsilons=_epsilons(silos, study),
         trace=_trace(run, posterior),
     )
@@ -135,8 +135,12 @@ def _epsilons(silos: list[Mapping[str, Any]], study: Study) -> str | None:
     return figures.epsilon_figure(list(spent), list(spent.values()), study.privacy.epsilon)
 
 
-def _event_text(event: object) -> str:
+def _events_text(events: object) -> str:
     """What a silo released, in a line; the ledger's own form is in the certificate."""
+    return "; ".join(_event_text(event) for event in events) if isinstance(events, Sequence) else ""
+
+
+def _event_text(event: object) -> str:
     if not isinstance(event, Mapping):
         return ""
     known = {key: event[key] for key in ("count", "clip_norm", "std", "grid") if key in event}

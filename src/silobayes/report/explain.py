@@ -7,6 +7,7 @@ Guarantees:
     What is not protected is said: declared facts, test rows, other tables, a person at several silos.
     A study without privacy is called that in its first sentence.
     What leaves a site is that of the study's method.
+    Who sees what a site sends is said, and on whose noise the promise rests.
 """
 
 import math
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from silobayes.data.description import Public
 from silobayes.defaults import privatise_of
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.study import Mode, Privatise, ProtocolKind, Study
+from silobayes.study import PERTURBING, AggregationKind, Mode, Privatise, ProtocolKind, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +49,15 @@ _LEAVES = {
         "the change of its part of the posterior, found by steps of which each saw the rows only through a sum of "
         "clipped gradients with noise."
     ),
-    Privatise.PARAMETER_PERTURBATION: "the clipped change of its part of the posterior, with noise.",
+    Privatise.PARAMETER_PERTURBATION: "the clipped change of its part of the posterior, with {noise}.",
     Privatise.LOCAL_AVERAGING: (
-        "the average, with noise, of the clipped changes that fixed random parts of its rows ask for."
+        "the average, with {noise}, of the clipped changes that fixed random parts of its rows ask for."
     ),
     Privatise.VIRTUAL_CLIENTS: (
-        "the sum, with noise, of the clipped changes that fixed random parts of its rows ask for."
+        "the sum, with {noise}, of the clipped changes that fixed random parts of its rows ask for."
     ),
-    Privatise.SUFFICIENT_STATISTICS: "sums of clipped squares and products of its columns, with noise, once.",
+    Privatise.SUFFICIENT_STATISTICS: "sums of clipped squares and products of its columns, with {noise}, once.",
+    Privatise.INPUT_PERTURBATION: "every row by itself, clipped and with noise, once.",
     Privatise.HYBRID: (
         "sums of clipped squares and products of its columns, with noise, once; then the change of its part of the "
         "posterior, found by steps of which each saw the rows only through a sum of clipped gradients with noise."
@@ -65,9 +67,27 @@ _LEAVES = {
 
 def what_leaves(study: Study) -> str:
     """What a site sends, as the rest of the sentence "Each site sends ..."."""
+    return _template(study).format(noise="its share of the noise" if sends_shares(study) else "noise")
+
+
+def sends_shares(study: Study) -> bool:
+    """Whether only the sum over silos has all the noise that is priced, and a site's own message too little."""
+    method = privatise_of(study)
+    shared = (*PERTURBING, Privatise.SUFFICIENT_STATISTICS)
+    is_global = study.protocol.kind is ProtocolKind.GLOBAL_VI and method is Privatise.DP_OPTIMISATION
+    return study.aggregation.kind is not AggregationKind.NONE and (method in shared or is_global)
+
+
+def _template(study: Study) -> str:
     method = privatise_of(study)
     if study.protocol.kind is ProtocolKind.GLOBAL_VI and method is Privatise.DP_OPTIMISATION:
-        return "in each step of one common optimisation, a sum of clipped gradients of its rows with noise."
+        return "in each step of one common optimisation, a sum of clipped gradients of its rows with {noise}."
+    from_sums = study.protocol.kind is ProtocolKind.LINREG and method is Privatise.SUFFICIENT_STATISTICS
+    if from_sums and study.protocol.projection is not False:
+        return (
+            "sums of clipped squares of its columns, with {noise}, once; then sums of squares and products of its "
+            "columns, clipped to ranges that follow from the first sums, with {noise}, once."
+        )
     return _LEAVES[method]
 
 
@@ -118,16 +138,61 @@ def _leaves(study: Study) -> Section:
             "It sends nothing else: no rows, no counts, no column means, no losses, no text of errors. The rounds are "
             "fixed beforehand, so that when it stops says nothing either."
         )
+    if study.aggregation.kind is not AggregationKind.NONE:
+        paragraphs += _sums(study)
     return Section(heading="What leaves a site", paragraphs=tuple(paragraphs))
+
+
+def _sums(study: Study) -> list[str]:
+    """Who sees what a site sends when only the sum over silos is published, and on whose noise the promise rests."""
+    section = study.aggregation
+    nodes = section.compute_nodes or 3
+    paragraphs = [
+        {
+            AggregationKind.TRUSTED: (
+                "An aggregator sees what each site sends, adds it up and publishes only the sum over the silos."
+            ),
+            AggregationKind.SECRET_SHARING: (
+                f"Nobody sees it. A site splits it into {nodes} random parts, one for each of {nodes} compute nodes, "
+                "which add up what they get and publish only the sum over the silos. Parts reveal something only if "
+                f"all {nodes} nodes put theirs together."
+            ),
+            AggregationKind.PAIRWISE_MASKS: (
+                "Nobody sees it. A site hides it under masks that it has agreed upon with each other site and that "
+                "cancel in the sum, so that the server can read only the sum over the silos. The server is trusted to "
+                "tell all sites the same about who has dropped out."
+            ),
+        }[section.kind]
+    ]
+    if sends_shares(study):
+        num_clients = study.protocol.clients_per_round or len(study.description.silo_names)
+        example = f" ({section.num_shares(num_clients)} of {num_clients})" if num_clients else ""
+        others = section.num_colluding
+        more = f", and {others} more may do so with it, or drop out" if others else ""
+        missing = f"more than {others} are" if others else "one is"
+        paragraphs.append(
+            f"All silos of a sum draw its noise together, each a share of it. The shares of all silos but {others + 1}"
+            f"{example} are already all the noise that is priced: any silo may be curious and take away its own share"
+            f"{more}. If {missing} missing, the sum is given up and nobody reads it."
+        )
+    return paragraphs
 
 
 def _not_protected(study: Study) -> Section:
     paragraphs = []
+    if sends_shares(study):
+        paragraphs.append(
+            f"Silos that pool what they know, if they are more than {study.aggregation.num_colluding + 1} together: "
+            "less noise than was priced is left to protect the others."
+        )
+        if study.aggregation.kind is AggregationKind.TRUSTED:
+            paragraphs.append("Anything from the aggregator: a site's own share of the noise is too little.")
     declared = [_PUBLIC[fact] for fact in study.data.public]
     if declared:
         paragraphs.append(f"What the study declares public: {'; '.join(declared)}.")
     paragraphs += [
-        "The study file itself is public, with its columns, ranges, categories and the names of the silos.",
+        f"The study file itself is public, with its columns, ranges, categories{_sizes(study)} and the names of the "
+        "silos.",
         "What is true of people in general: if the model finds that a risk is high for a group, that is learned about "
         "members of the group whether or not their rows took part.",
     ]
@@ -137,12 +202,28 @@ def _not_protected(study: Study) -> Section:
             'Use unit = "person" if that can happen.'
         )
     if study.privacy.unit is not Unit.CLIENT:
-        paragraphs.append("A person with rows at several silos: each silo spends its own epsilon, and they add up.")
+        and_delta = " Inside one sum, delta grows by more than that." if sends_shares(study) else ""
+        paragraphs.append(
+            f"A person with rows at several silos: each silo spends its own epsilon, and they add up.{and_delta}"
+        )
+    paragraphs.append(
+        "Anything from the machine that runs the study: this version plays all silos, and whoever adds up, on one."
+    )
     paragraphs.append(
         "Noise inside compiled optimisation steps is made of floating-point numbers, not of integers on a grid; the "
         "certificate of the run says where."
     )
     return Section(heading="What is not protected", paragraphs=tuple(paragraphs))
+
+
+def _sizes(study: Study) -> str:
+    """What else the file says of the columns: somebody may have computed it from rows."""
+    said = {
+        "typical values": study.data.typical,
+        "spreads": study.data.spread,
+        "shares of the categories": study.data.shares,
+    }
+    return "".join(f", {name}" for name, values in said.items() if values)
 
 
 def _checks() -> Section:

@@ -1,7 +1,7 @@
 """What a study will do and cost, before any row is read: from the study file and the number of rows alone.
 
 The engine plans with stand-in rows (all zero) of the right number, so settings and noise are those of a real run. The
-expected widths come from made-up rows, drawn evenly within the public bounds, by UNCERTAINTY F6 and F1 at theta = 0:
+expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
 with per-row weights w of label-free clipping, curvature c and feature vector x,
 
     J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise
@@ -19,6 +19,7 @@ Guarantees:
 import csv
 import dataclasses
 import gzip
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,10 @@ from silobayes.engines.fitting import build_model
 from silobayes.engines.planning import build_method
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.privacy import accounting
-from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, to_json
+from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
-from silobayes.report.explain import what_leaves
+from silobayes.report.explain import sends_shares, what_leaves
 from silobayes.study import Mode, Privatise, Study
 
 _MADE_UP_ROWS = 2000
@@ -47,11 +48,11 @@ _MADE_UP_ROWS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SiloPlan:
-    """What one silo will pay in total; `event` and `epsilon` are None where nothing private is released."""
+    """What one silo will pay in total; `events` is empty and `epsilon` None where nothing private is released."""
 
     name: str
     rows: int
-    event: AbstractEvent | None
+    events: tuple[AbstractEvent, ...]
     epsilon: float | None
 
 
@@ -81,12 +82,12 @@ class Plan:
         return {
             "study": self.study.study.name,
             "study_hash": self.study.hash,
-            "settings": {key: getattr(value, "value", value) for key, value in settings.items()},
+            "settings": {key: _plain(value) for key, value in settings.items()},
             "silos": [
                 {
                     "name": silo.name,
                     "rows": silo.rows,
-                    "event": None if silo.event is None else to_json(silo.event),
+                    "events": [to_json(event) for event in silo.events],
                     "epsilon": silo.epsilon,
                 }
                 for silo in self.silos
@@ -95,7 +96,22 @@ class Plan:
             "messages": self.num_messages,
             "expected_sd": None if self.widths is None else [dataclasses.asdict(width) for width in self.widths],
             "leaves_a_site": what_leaves(self.study),
+            "num_shares": self.num_shares,
         }
+
+    @property
+    def num_shares(self) -> int | None:
+        """The shares of so many silos are the noise that is priced; None where each silo has a noise of its own."""
+        if not sends_shares(self.study):
+            return None
+        return self.settings.aggregation.num_shares(self.settings.clients_per_round or len(self.silos))
+
+
+def _plain(value: Any) -> Any:
+    """A setting for machines; those of a section by key, without what is left out."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items() if entry is not None}
+    return getattr(value, "value", value)
 
 
 def plan(study: Study, rows: Sequence[int]) -> Plan:
@@ -119,8 +135,8 @@ def plan(study: Study, rows: Sequence[int]) -> Plan:
         study=study,
         settings=settings,
         silos=tuple(
-            SiloPlan(name=name, rows=count, event=event, epsilon=_epsilon(event, budget))
-            for name, count, event in zip(names, rows, events, strict=True)
+            SiloPlan(name=name, rows=count, events=own, epsilon=_epsilon(own, budget))
+            for name, count, own in zip(names, rows, events, strict=True)
         ),
         num_parameters=model.dim,
         num_messages=2 * method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits),
@@ -133,10 +149,10 @@ def _stand_in(name: str, rows: int, num_features: int, unit: Unit | None) -> Sil
     return Silo(name=name, x=np.zeros((rows, num_features), np.float32), y=np.zeros(rows, np.int32), persons=persons)
 
 
-def _epsilon(event: AbstractEvent | None, budget: Budget | None) -> float | None:
-    if event is None or budget is None:
+def _epsilon(events: tuple[AbstractEvent, ...], budget: Budget | None) -> float | None:
+    if not events or budget is None:
         return None
-    return accounting.price([event], relation=budget.relation, delta=budget.delta).epsilon
+    return accounting.price(events, relation=budget.relation, delta=budget.delta).epsilon
 
 
 def expected_widths(
@@ -144,7 +160,7 @@ def expected_widths(
     encoding: Encoding,
     settings: Settings,
     rows: Sequence[int],
-    events: Sequence[AbstractEvent | None],
+    events: Sequence[tuple[AbstractEvent, ...]],
 ) -> tuple[Width, ...] | None:
     """Expected standard deviations; known for generalised linear models by (DP) optimisation, else None."""
     if not isinstance(model, AbstractGLM) or settings.privatise not in (Privatise.NONE, Privatise.DP_OPTIMISATION):
@@ -162,31 +178,41 @@ def expected_widths(
     if settings.privatise is Privatise.NONE:
         return _widths(model, encoding, exact, exact)
     norms = np.linalg.norm(x, axis=1) * np.asarray(model.score_bound(zero), float)
-    weights = np.where(np.isfinite(norms), np.minimum(1.0, settings.clip_norm / np.maximum(norms, 1e-12)), 1.0)
+    (clip_norm,) = settings.clip_norms
+    weights = np.where(np.isfinite(norms), np.minimum(1.0, clip_norm / np.maximum(norms, 1e-12)), 1.0)
     score, spread = information(weights), information(weights**2)
     omega = spread.copy()
-    for count, event in zip(rows, events, strict=True):
-        if isinstance(event, AbstractGaussianLikeEvent):
+    for count, own in zip(rows, events, strict=True):
+        for event in own:
+            assert isinstance(event, AbstractGaussianLikeEvent)
             rate = 1.0 if event.sampling is None else event.sampling.rate
             noise = (event.std / rate) ** 2 / event.count
+            if isinstance(event, SkellamEvent):  # of a sum, in which each silo's share is a part
+                noise /= settings.aggregation.num_shares(len(rows))
             omega += noise * np.eye(model.dim) + (1 / rate - 1) / event.count * count / total * spread
     noisy = np.linalg.inv(score @ np.linalg.solve(omega, score) + prior)
     return _widths(model, encoding, exact, noisy)
 
 
 def made_up_rows(encoding: Encoding) -> np.ndarray:
-    """Rows drawn evenly within the public bounds, encoded."""
+    """Rows as the study describes them, encoded.
+
+    Numbers with a declared spread are normal, categories with declared shares have these; all else is drawn evenly.
+    """
     rng = np.random.default_rng(0)
     parts = []
     for column in encoding.columns:
         if isinstance(column, Numeric):
-            values = rng.uniform(column.low, column.high, size=(_MADE_UP_ROWS, 1))
-            parts.append((values - column.typical) / column.reach)
+            values = rng.uniform(column.low, column.high, size=_MADE_UP_ROWS)
+            if column.spread is not None:
+                values = np.clip(rng.normal(column.typical, column.spread, _MADE_UP_ROWS), column.low, column.high)
         else:
-            parts.append(np.eye(len(column.categories))[rng.integers(len(column.categories), size=_MADE_UP_ROWS)])
+            shares = None if column.shares is None else np.array(column.shares) / math.fsum(column.shares)
+            values = rng.choice(len(column.categories), size=_MADE_UP_ROWS, p=shares)
+        parts.append(column.encode(values))
     if encoding.intercept:
         parts.append(np.ones((_MADE_UP_ROWS, 1)))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(parts, axis=1).astype(np.float64)
 
 
 def _widths(model: AbstractGLM, encoding: Encoding, exact: np.ndarray, noisy: np.ndarray) -> tuple[Width, ...]:

@@ -6,7 +6,9 @@ releases must be of the same number and kind, and every public result must be eq
 
     method(rows, door) -> anything made of arrays and numbers that it makes public
 
-which runs as many rounds as it likes and lets values out through `door`.
+which runs as many rounds as it likes and lets values out through `door`. Of a sum over silos only the total is a
+release: on D' it is fed back, while each silo's own share is drawn anew, so that a method whose state depends on an
+unreleased message is caught.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -74,6 +76,7 @@ class RecordingDraws(AbstractDraws):
     inner: AbstractDraws
     log: list[Seen] = field(default_factory=list)
     batches: list[tuple[Sampler, np.ndarray]] = field(default_factory=list)
+    totals: list[np.ndarray] = field(default_factory=list)
 
     @property
     def is_private(self) -> bool:
@@ -89,13 +92,25 @@ class RecordingDraws(AbstractDraws):
     def noisy_counts(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
         """See `AbstractDraws`."""
         counts = self.inner.noisy_counts(mechanism, bounded, event)
-        batch = None
-        if bounded.sampling is not None:
-            sampler, batch = self.batches[-1] if self.batches else (None, None)
-            if sampler is None or sampler.sampling != bounded.sampling:
-                raise PrivacyViolation("Expected a batch drawn by the door's sampler, got one made elsewhere.")
-        self.log.append(Seen(event, _in_event_units(bounded), counts, batch))
+        self.log.append(Seen(event, _in_event_units(bounded), counts, self._batch_of(bounded)))
         return counts
+
+    def share(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
+        """See `AbstractDraws`."""
+        return self.noisy_counts(mechanism, bounded, event)
+
+    def total(self, counts: np.ndarray) -> np.ndarray:
+        """See `AbstractDraws`."""
+        self.totals.append(counts)
+        return counts
+
+    def _batch_of(self, bounded: Bounded) -> np.ndarray | None:
+        if bounded.sampling is None:
+            return None
+        for sampler, batch in reversed(self.batches):
+            if sampler.sampling == bounded.sampling:
+                return batch
+        raise PrivacyViolation("Expected a batch drawn by the door's sampler, got one made elsewhere.")
 
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
         """See `AbstractDraws`."""
@@ -121,9 +136,11 @@ class ReplayingDraws(AbstractDraws):
     recording: RecordingDraws
     log: list[Seen] = field(default_factory=list)
     _batches: Iterator[tuple[Sampler, np.ndarray]] = field(init=False)
+    _totals: Iterator[np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
         self._batches = iter(self.recording.batches)
+        self._totals = iter(self.recording.totals)
 
     @property
     def is_private(self) -> bool:
@@ -140,6 +157,18 @@ class ReplayingDraws(AbstractDraws):
     def noisy_counts(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
         """See `AbstractDraws`."""
         return self._replay(event, _in_event_units(bounded))
+
+    def share(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
+        """See `AbstractDraws`; not the recorded one: nobody has seen it."""
+        self._replay(event, _in_event_units(bounded))
+        return bounded.total + mechanism.noise(Entropy.from_os(), bounded)
+
+    def total(self, counts: np.ndarray) -> np.ndarray:
+        """See `AbstractDraws`."""
+        recorded = next(self._totals, None)
+        if recorded is None or recorded.shape != counts.shape:
+            raise PrivacyViolation("Expected the sums of the other run, got others: control flow saw rows.")
+        return recorded
 
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
         """See `AbstractDraws`."""
@@ -278,11 +307,17 @@ def _check_equal(public: Any, other: Any) -> None:
     if len(first) != len(second):
         raise PrivacyViolation("Expected equal public results, got different shapes: control flow saw rows.")
     for left, right in zip(first, second, strict=True):
-        if left.shape != right.shape or not np.allclose(left, right, rtol=1e-5, atol=1e-6, equal_nan=True):
+        if left.shape != right.shape or not _same(left, right):
             raise PrivacyViolation(
                 "Expected public results that depend on releases only, got different ones on neighbours: "
                 "something computed from rows went around the door."
             )
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    """Up to float32 arithmetic, which errs by a share of the array's largest number, not of each."""
+    scale = np.nanmax(np.abs(right), initial=1.0, where=np.isfinite(right)) if right.dtype.kind == "f" else 1.0
+    return bool(np.allclose(left, right, rtol=1e-5, atol=1e-6 * float(scale), equal_nan=True))
 
 
 def _leaves(tree: Any) -> Iterator[np.ndarray]:

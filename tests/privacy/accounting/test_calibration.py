@@ -82,3 +82,13 @@ def test_a_large_budget_is_kept_in_spite_of_cut_batches(epsilon):
         delta=1e-5,
     )
     assert accounting.price([event], relation=Relation.SUBSTITUTE, delta=1e-5).epsilon <= epsilon
+
+
+def test_what_is_paid_besides_leaves_less_for_the_calibrated_event():
+    besides = [GaussianEvent(clip_norm=1.0, std=20.0), LaplaceEvent(clip_norm=1.0, scale=100.0)]
+    budget = {"relation": SUBSTITUTE, "epsilon": 1.0, "delta": 1e-5}
+    alone = accounting.calibrate(lambda std: GaussianEvent(clip_norm=1.0, std=std), **budget)
+    event = accounting.calibrate(lambda std: GaussianEvent(clip_norm=1.0, std=std), **budget, besides=besides)
+    assert event.std > 1.05 * alone.std
+    together = accounting.price([*besides, event], relation=Relation.SUBSTITUTE, delta=1e-5).epsilon
+    assert 0.999 < together <= 1.0

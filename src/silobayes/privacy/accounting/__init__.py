@@ -120,13 +120,21 @@ def profile(events: Iterable[AbstractEvent], *, relation: Relation, epsilons: Se
     return np.array([_pld_delta(merged, relation, _require_epsilon(float(epsilon))) for epsilon in epsilons])
 
 
-def calibrate(event_factory: Callable[[float], EventT], *, relation: Relation, epsilon: float, delta: float) -> EventT:
-    """The event with the least noise that costs at most (epsilon, delta); see calibration.py."""
+def calibrate(
+    event_factory: Callable[[float], EventT],
+    *,
+    relation: Relation,
+    epsilon: float,
+    delta: float,
+    besides: Sequence[AbstractEvent] = (),
+) -> EventT:
+    """The event with the least noise that, with what is paid `besides`, costs at most (epsilon, delta)."""
     from silobayes.privacy.accounting.calibration import least_noise
 
     require_number("epsilon", epsilon, above=0.0, fix="Pass the budget.")
     relation, delta = _require_relation(relation), require_delta(delta)
-    return least_noise(event_factory, relation=relation, epsilon=float(epsilon), delta=delta)
+    budget = {"relation": relation, "epsilon": float(epsilon), "delta": delta}
+    return least_noise(event_factory, **budget, besides=tuple(besides))
 
 
 def require_delta(delta: object) -> float:

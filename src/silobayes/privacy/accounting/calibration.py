@@ -25,7 +25,12 @@ _NONE = 700.0
 
 
 def least_noise(
-    event_factory: Callable[[float], EventT], *, relation: Relation, epsilon: float, delta: float
+    event_factory: Callable[[float], EventT],
+    *,
+    relation: Relation,
+    epsilon: float,
+    delta: float,
+    besides: tuple[AbstractEvent, ...] = (),
 ) -> EventT:
     """The event with the smallest parameter whose price is at most (epsilon, delta), to 1e-6 relative.
 
@@ -34,21 +39,23 @@ def least_noise(
         relation: which data sets are neighbours.
         epsilon: the budget, > 0.
         delta: the budget, in [DELTA_FLOOR, 1).
+        besides: what else the budget has to pay for.
 
     Returns:
-        The event; `price([event], relation=relation, delta=delta).epsilon <= epsilon`.
+        The event; `price([*besides, event], relation=relation, delta=delta).epsilon <= epsilon`.
 
     Raises:
         InvalidInput: if no amount of noise is enough.
     """
-    search = _Search(event_factory=event_factory, relation=relation, epsilon=epsilon, delta=delta)
+    search = _Search(event_factory=event_factory, besides=besides, relation=relation, epsilon=epsilon, delta=delta)
     low, high = search.bracket()
     low, high = search.narrow(search.coarse, low, high, _COARSE_TOLERANCE)
     low, high = search.widen(low, high)
     _, high = search.narrow(search.fine, low, high, _TOLERANCE)
     for _ in range(50):
         item = event_factory(high)
-        if accounting.price([item], relation=relation, delta=delta).epsilon <= epsilon and search.fine(high) <= 0.0:
+        spent = accounting.price([*besides, item], relation=relation, delta=delta).epsilon
+        if spent <= epsilon and search.fine(high) <= 0.0:
             return item
         high *= 1.0 + _TOLERANCE
     raise search.impossible()
@@ -57,22 +64,23 @@ def least_noise(
 @dataclass(frozen=True, kw_only=True)
 class _Search:
     event_factory: Callable[[float], AbstractEvent]
+    besides: tuple[AbstractEvent, ...]
     relation: Relation
     epsilon: float
     delta: float
 
     def coarse(self, value: float) -> float:
-        return self._height(lambda item: accounting.compose([item], self.relation, max_bins=_COARSE_BINS).delta, value)
+        return self._height(lambda items: accounting.compose(items, self.relation, max_bins=_COARSE_BINS).delta, value)
 
     def fine(self, value: float) -> float:
         return self._height(
-            lambda item: lambda epsilon: accounting.delta_at([item], relation=self.relation, epsilon=epsilon), value
+            lambda items: lambda epsilon: accounting.delta_at(items, relation=self.relation, epsilon=epsilon), value
         )
 
-    def _height(self, delta_of: Callable[[AbstractEvent], Callable[[float], float]], value: float) -> float:
+    def _height(self, delta_of: Callable[[list[AbstractEvent]], Callable[[float], float]], value: float) -> float:
         """Ln of delta over the budget's: positive is too dear."""
         try:
-            spent = delta_of(self.event_factory(value))(self.epsilon)
+            spent = delta_of([*self.besides, self.event_factory(value)])(self.epsilon)
         except InvalidInput as error:
             if error.key != "std":
                 raise
