@@ -1,0 +1,1 @@
+"""The case study of Sharma's thesis: Bayesian linear regression in one dimension."""

@@ -1,0 +1,88 @@
+"""Do the intervals cover? Simulated studies in which the model is right: normal rows, coefficients from the prior."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from silobayes.data.silo import Silo
+from silobayes.defaults import Settings
+from silobayes.engines.planning import build_method
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.privacy.door import Door, FreshDraws
+from silobayes.privacy.entropy import Entropy
+from silobayes.privacy.ledger import Budget
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols.linreg import Bounds
+from silobayes.study import PosteriorKind, Privatise, ProtocolKind
+from silobayes.testing import FreeAccount
+
+SIZES = ((6, 3000), (12, 1500))
+CORRELATIONS = (0.0, 0.6)
+EPSILONS = (0.3, 1.0, 3.0, 10.0)
+# Of a feature, in units of its bound; residual standard deviation; bound of the target.
+SPREAD, RESIDUAL, TARGET_BOUND = 0.25, 0.5, 3.0
+
+
+def simulate(dim: int, num_rows: int, correlation: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(features, target, coefficients)."""
+    rng = np.random.default_rng([dim, num_rows, seed])
+    truth = rng.normal(size=dim)
+    mix = np.linalg.cholesky(correlation * np.ones((dim, dim)) + (1 - correlation) * np.eye(dim))
+    x = SPREAD * rng.normal(size=(num_rows, dim)) @ mix.T
+    return x, x @ truth + RESIDUAL * rng.normal(size=num_rows), truth
+
+
+def run(num_studies: int, delta: float) -> list[dict[str, Any]]:
+    """Coverage of 95 % intervals, projected and not."""
+    records = []
+    for dim, num_rows in SIZES:
+        for correlation in CORRELATIONS:
+            studies = [simulate(dim, num_rows, correlation, seed) for seed in range(num_studies)]
+            for epsilon in EPSILONS:
+                for projection in (False, True):
+                    coverage, error = _cell(studies, epsilon, delta, projection)
+                    records.append(
+                        {
+                            "dim": dim,
+                            "rows": num_rows,
+                            "correlation": correlation,
+                            "epsilon": epsilon,
+                            "projection": projection,
+                            "coverage": coverage,
+                            "error": error,
+                        }
+                    )
+    return records
+
+
+def _cell(studies: list, epsilon: float, delta: float, projection: bool) -> tuple[float, float]:
+    dim = studies[0][0].shape[1]
+    settings = Settings(
+        kind=ProtocolKind.LINREG,
+        privatise=Privatise.SUFFICIENT_STATISTICS,
+        rounds=2 if projection else 1,
+        damping=1.0,
+        steps=1,
+        step_size=0.1,
+        posterior=PosteriorKind.FULL,
+        first_share=0.3,
+        projection=projection,
+        bounds=Bounds(features=(1.0,) * dim, target=TARGET_BOUND, projected=(True,) * dim, others_square=0.0),
+    )
+    model = LinearRegression(num_features=dim, noise_stddev=RESIDUAL, prior_stddev=1.0)
+    budget = Budget(epsilon=epsilon, delta=delta, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+    silo = Silo(name="all", x=studies[0][0], y=studies[0][1])
+    planned = build_method(model, [silo], settings, budget, 0)
+    covered, errors = [], []
+    for seed, (x, y, truth) in enumerate(studies):
+        method = dataclasses.replace(planned, rows=((x, y),))  # type: ignore[call-arg]
+        door = Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), FreshDraws(Entropy.not_private(seed)))
+        state = method.init()
+        while state.step < len(method.visits):
+            state = method.step(state, [door])
+        mean, covariance = method.solver.family.to_standard(method.eta(state))  # type: ignore[arg-type]
+        error = np.abs(np.asarray(mean) - truth)
+        covered.append(np.mean(error < 1.96 * np.sqrt(np.diag(np.asarray(covariance)))))
+        errors.append(error.mean())
+    return float(f"{np.mean(covered):.3f}"), float(f"{np.mean(errors):.3f}")
