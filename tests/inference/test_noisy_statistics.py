@@ -5,13 +5,14 @@ import pytest
 from scipy import stats
 
 from silobayes.inference.noisy_statistics import (
+    bounded_statistics,
     noise_aware_posterior,
     pool,
-    release_statistics,
     shrink,
 )
 from silobayes.privacy.clipping import pack_symmetric, unpack_symmetric
 from silobayes.privacy.door import Door
+from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.testing import FreeAccount, check_method, neighbours
 from tests.inference.regression_cases import exact_posterior, regression_study
@@ -68,13 +69,15 @@ def test_shrinking_keeps_a_clear_matrix_and_floors_a_noisy_one():
     assert variance == 0.0
 
 
+def release(door, rows):
+    return door.release(GaussianMechanism(noise_multiplier=2.0), bounded_statistics(rows["x"], rows["y"], y_bound=1.5))
+
+
 def test_pooling_adds_variances():
     study = regression_study(3, num_silos=4, mean_rows=50)
     releases = [
-        release_statistics(
-            Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW)), s.x, s.y, y_bound=1.5, noise_multiplier=2.0
-        )
-        for s in study.silos
+        release(Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW)), {"x": silo.x, "y": silo.y})
+        for silo in study.silos
     ]
     gram, cross, gram_std, cross_std = pool(releases)
     assert gram.shape == (5, 5)
@@ -88,7 +91,7 @@ def test_the_method_passes_record_replay(relation):
         return {"x": rng.normal(size=(20, 3)), "y": rng.normal(size=20)}
 
     def method(rows, door):
-        return release_statistics(door, rows["x"], rows["y"], y_bound=1.5, noise_multiplier=2.0).blocks
+        return release(door, rows).blocks
 
     assert check_method(method, neighbours(np.random.default_rng(1), make_rows, relation, 200)) == 200
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silobayes.privacy.clipping import Bounded, clip_blocks, general, psd, unpack_symmetric
-from silobayes.privacy.door import Door
-from silobayes.privacy.mechanisms import GaussianMechanism, Release
+from silobayes.privacy.mechanisms import Release
 
 # The fixed point for (mean, covariance) is reached to float accuracy well within this many damped steps.
 _ITERATIONS = 40
@@ -44,12 +43,6 @@ def bounded_statistics(x: np.ndarray, y: np.ndarray, *, y_bound: float) -> Bound
         x = x / np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
     y = np.clip(y, -y_bound, y_bound)
     return clip_blocks([psd(x), general(x * y[:, None])], [1.0, y_bound])
-
-
-def release_statistics(door: Door, x: np.ndarray, y: np.ndarray, *, y_bound: float, noise_multiplier: float) -> Release:
-    """One joint release of the statistics."""
-    mechanism = GaussianMechanism(noise_multiplier=noise_multiplier)
-    return door.release(mechanism, bounded_statistics(x, y, y_bound=y_bound))
 
 
 def pool(releases: Sequence[Release]) -> tuple[np.ndarray, np.ndarray, float, float]:

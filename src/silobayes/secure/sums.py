@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -131,9 +132,10 @@ class SecretSharingSum(AbstractSum):
 
 
 class PairwiseMaskSum(AbstractSum):
-    """One server and masks that cancel (`pairwise_masks.py`); the clients meet when the object is made.
+    """One server and masks that cancel (`pairwise_masks.py`).
 
-    In one process the identities are drawn here; across machines they are in the study.
+    The clients meet at the first sum: every pair agrees on a key, which a plan of a study need not wait for. In one
+    process the identities are drawn here; across machines they are in the study.
     """
 
     def __init__(self, *, modulus: Modulus, num_clients: int, colluding: int, study_hash: bytes) -> None:
@@ -144,13 +146,17 @@ class PairwiseMaskSum(AbstractSum):
             colluding=colluding,
             modulus=modulus,
         )
+        self._identities = identities
+        self._server = masks.ServerState(roster=self._roster)
+
+    @cached_property
+    def _clients(self) -> list[masks.ClientState]:
         joined = [
             rosters.join(self._roster, i, identity=identity, random_bytes=os.urandom)
-            for i, identity in enumerate(identities)
+            for i, identity in enumerate(self._identities)
         ]
         announcements = [message for step in joined for message in step.messages]
-        self._clients = [masks.ClientState(member=_state(rosters.meet(step.state, announcements))) for step in joined]
-        self._server = masks.ServerState(roster=self._roster)
+        return [masks.ClientState(member=_state(rosters.meet(step.state, announcements))) for step in joined]
 
     def total(self, vectors: Mapping[int, Counts], *, sum_index: int) -> Counts:
         """See `AbstractSum`. A client without a vector drops out after it has dealt its shares."""
