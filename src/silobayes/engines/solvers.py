@@ -26,6 +26,8 @@ from silobayes.privacy.door import Door
 from silobayes.privacy.loops import Step, StepPlan, open_steps
 from silobayes.protocols.pvi import to_host, to_single, usable
 
+_CACHED_NUMBERS = 1 << 17
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSolver:
@@ -142,12 +144,15 @@ class LocalSolver:
 
 @partial(jax.jit, static_argnames=("num_steps", "floor"))
 def _solve(model, family, key, parts, eta_cavity, eta_start, rows, tempering, step_size, *, num_steps, floor):
-    def one(number: Array, cavity: GaussianEta, part: Rows) -> GaussianEta:
+    def one(part: tuple[Array, GaussianEta, Rows]) -> GaussianEta:
+        number, cavity, own_rows = part
         cavity = usable(family, cavity, floor)
         steps = {"tempering": tempering, "num_steps": num_steps, "step_size": step_size}
-        return maximise(model, family, jax.random.fold_in(key, number), cavity, eta_start, part, **steps)
+        return maximise(model, family, jax.random.fold_in(key, number), cavity, eta_start, own_rows, **steps)
 
-    return jax.vmap(one)(parts, eta_cavity, rows)
+    # Small shards side by side, large silos one after the other: what is worked on shall fit the processor's cache.
+    side_by_side = max(1, _CACHED_NUMBERS // rows.x[0].size)
+    return jax.lax.map(one, (parts, eta_cavity, rows), batch_size=side_by_side)
 
 
 @partial(jax.jit, static_argnames="floor")

@@ -120,8 +120,9 @@ class _Full:
         self.cavity_precision = -(cavity.quadratic + cavity.quadratic.T)
 
     def variances(self, precision: Float[Array, "d d"]) -> Float[Array, " n"]:
-        factor = jnp.linalg.cholesky(precision)
-        return (jax.scipy.linalg.solve_triangular(factor, self.x.T, lower=True) ** 2).sum(axis=0)
+        # By the small inverse: a triangular solve with a column for each row is slower.
+        covariance = jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(precision), True), jnp.eye(precision.shape[0]))
+        return ((self.x @ covariance) * self.x).sum(axis=1)
 
     def cavity_slope(self, mean: Float[Array, " d"]) -> Float[Array, " d"]:
         return self.cavity_precision @ mean - self.linear
