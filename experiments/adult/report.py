@@ -71,9 +71,9 @@ def tables(records: Sequence[Record]) -> dict[str, str]:
         for number, split in enumerate(place.splits):
             chosen = [record for record in records if record["scenario"] == scenario and record["split"] == split]
             lines = [_line(chosen, scenario, name, number) for name in METHODS]
-            shown = [line for line in lines if any(cell not in ("", "-") for cell in line[1:3])]
+            shown = [line for line in lines if line[1] != "-"]
             heading = ["method", "defaults", "tuned", "paper (nominal eps)", "rounds", "CPU-s"]
-            texts[f"{scenario}, {split}"] = markdown(heading, shown)
+            texts[f"{scenario}, {split}"] = markdown(heading, shown) if shown else "Not run yet."
     texts["tuned"] = markdown(
         ["scenario", "method", "settings"],
         [[scenario, name, f"`{json.dumps(one)}`"] for scenario, best in tuned().items() for name, one in best.items()],
