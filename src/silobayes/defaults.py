@@ -4,9 +4,9 @@ They were chosen by hand on simulated studies, by their score on held-out rows: 
 also followed a look at the Adult table (experiments/adult): categories are centred and not scaled (test rows of seeds 0
 and 1), the clip norm of averaging methods (training rows held out), and longer steps of global VI inside a sum (test
 rows of seed 0). Take them as a start, not as an optimum. All at epsilon 1, delta 1e-5, substitution, ten silos and
-logistic regression: `data.simulate.icu_study` (19 parameters, seeds 0, 1, 5, 6; for DP optimisation 0 and 1, with and without
-declared spreads and shares), and for DP optimisation also census-like tables (6 numbers, 8 columns with 102 categories
-of uneven shares, latent factors behind all of them; 12,000 and 24,000 rows, three seeds).
+logistic regression: `data.simulate.icu_study` (19 parameters, seeds 0, 1, 5, 6; for DP optimisation 0 and 1, with and
+without declared spreads and shares), and for DP optimisation also census-like tables (6 numbers, 8 columns with 102
+categories of uneven shares, latent factors behind all of them; 12,000 and 24,000 rows, three seeds).
 
 - Without privacy a full Gaussian converges in a few rounds whatever the correlations. A mean-field one is a Jacobi
   iteration: with k non-zero features a row, `x x' <= k diag(x^2)`, so it is stable below a damping of 2 / k.
