@@ -45,8 +45,18 @@ def test_every_method_has_settings_that_can_be_planned(privatise):
     silos = make_silos()
     settings = resolve(study, PublicFacts.of(MODEL, silos))
     assert settings.privatise.value == privatise
-    assert 1 <= settings.shards <= min(silo.num_rows for silo in silos)
-    assert (settings.shards > 1) == (privatise in ("local_averaging", "virtual_clients"))
+    shards = settings.shards_of(len(silos))
+    assert all(1 <= count <= silo.num_rows for count, silo in zip(shards, silos, strict=True))
+    assert (max(shards) > 1) == (privatise in ("local_averaging", "virtual_clients"))
+
+
+def test_shards_are_in_proportion_to_rows_and_never_too_many():
+    study = make_study(privatise="virtual_clients")
+    shards = resolve(study, PublicFacts(silo_rows=(100, 1000, 10), num_parameters=4)).shards
+    assert shards == (100, 1000, 10)
+    many = resolve(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards_of(2)
+    assert sum(many) * 2 * 40 <= 6_000_000
+    assert many[0] == pytest.approx(10 * many[1], rel=0.01)
 
 
 def test_a_study_without_privacy_and_one_of_persons():

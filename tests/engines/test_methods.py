@@ -10,6 +10,7 @@ import pytest
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo, concatenate
 from silobayes.defaults import Settings
+from silobayes.engines import methods
 from silobayes.engines.buckets import Buckets, group_sizes
 from silobayes.engines.planning import build_method, deal
 from silobayes.families import FullGaussian
@@ -231,7 +232,7 @@ def test_without_noise_and_clipping_shards_reach_the_exact_posterior_for_any_num
         clip_norm=3e3,
     )
     method = build_method(REGRESSION, silos, settings, BUDGET, 0)
-    method = dataclasses.replace(method, averages=False, posterior_floor=method.solver.floor)
+    method = dataclasses.replace(method, averages=False, noise_multipliers=(1e-9, 1e-9))
     mean, covariance = method.solver.family.to_standard(method.eta(run(method, [ExactDoor(), ExactDoor()])))
     exact_mean, exact_covariance = exact_regression(silos)
     np.testing.assert_allclose(mean, exact_mean, atol=1e-3)
@@ -282,15 +283,30 @@ def test_a_prior_that_is_not_gaussian_is_a_factor_of_its_own():
     np.testing.assert_allclose(answers[0].stddev, answers[1].stddev, rtol=0.15)
 
 
-def test_a_precision_below_its_own_noise_is_raised_to_it():
-    """Perturbing methods: the floor of the answer is the standard deviation that noise gives a precision."""
+@pytest.mark.parametrize("weights", [np.ones(6), np.array([1.0, 1.0, 0.75, 0.5, 0.25, 0.0])])
+def test_the_answer_of_a_perturbing_method_knows_the_noise_of_its_releases(monkeypatch, weights):
+    """Released noise, summed by hand over silos and visits, has the standard deviations that the posterior is told."""
     settings = dataclasses.replace(
-        PLAIN, privatise=Privatise.LOCAL_AVERAGING, shards=4, rounds=3, damping=0.5, clip_norm=2.0
+        PLAIN, privatise=Privatise.LOCAL_AVERAGING, shards=4, rounds=6, damping=0.5, clip_norm=(2.0, 0.5)
     )
     method = build_method(MODEL, make_silos(), settings, BUDGET, 0)
-    draws = 0.5 / 4 * 2.0 * method.noise_multipliers[0] * np.random.default_rng(0).normal(size=(20_000, 9))
-    assert method.posterior_floor == pytest.approx(np.std(-2 * draws.sum(axis=1)), rel=0.03)
-    assert method.solver.floor < 1.0
+    told = {}
+    monkeypatch.setattr(methods, "noise_aware", lambda eta, eta_p, **stds: told.update(stds) or eta)
+    method.usable(method.eta_p, method.init(), weights)
+    draws = np.random.default_rng(0).normal(size=(20_000, len(make_silos()), 6))
+    # A silo's average over 4 shards, each clipped to the norm, times the damping.
+    size = np.std((0.5 / 4 * method.noise_multipliers[0] * draws * weights).sum(axis=(1, 2)))
+    assert told["linear_std"] == pytest.approx(2.0 * size, rel=0.03)
+    assert told["quadratic_std"] == pytest.approx(0.5 * size, rel=0.03)
+
+
+def test_shards_are_in_proportion_and_a_row_weighs_the_same_in_every_silo():
+    """With local averaging a small silo's shards are clipped as those of a large one."""
+    silos = [concatenate("large", make_silos()), make_silos()[0]]
+    settings = dataclasses.replace(PLAIN, privatise=Privatise.LOCAL_AVERAGING, shards=(12, 4), clip_norm=8.0)
+    method = build_method(MODEL, silos, settings, BUDGET, 0)
+    assert method.shards_per_client == (12, 4)
+    assert method.ball.clip_norms == (1.0,)  # the norm of a shard's own change over the mean number of shards
 
 
 def test_who_else_is_there_changes_nobodys_shard():

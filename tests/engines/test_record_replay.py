@@ -191,7 +191,7 @@ def method_of(name: str, relation: Relation):
             arrays = tuple((silo.x.astype(np.float64), silo.y.astype(np.float64)) for silo in silos)
             ready = dataclasses.replace(template, rows=arrays)
         else:
-            buckets = shard_buckets(silos, SETTINGS[name].shards, [MAX_ROWS, MAX_ROWS], 0)
+            buckets = shard_buckets(silos, SETTINGS[name].shards_of(2), [MAX_ROWS, MAX_ROWS], 0)
             ready = dataclasses.replace(template, shards=buckets)
         ready = dataclasses.replace(ready, aggregator=reusable(template.aggregator))
         state = ready.init()
@@ -262,10 +262,10 @@ def test_fixed_size_batches_pass():
 def test_noise_in_a_shards_factor_is_caught(monkeypatch):
     """What the public code does: the released (noisy) change goes into every shard's factor (SPEC 0)."""
 
-    def noisy_step(clients, down, solve, ball, release, *, damping, weight):
-        state, total = right_step(clients, down, solve, ball, release, damping=damping, weight=weight)
+    def noisy_step(clients, *args, **public):
+        state, total = right_step(clients, *args, **public)
         clean = state.eta_t - clients.eta_t
-        noise = total.d_eta - jax.tree.map(lambda leaf: leaf.sum(axis=(0, 1)), clean)
+        noise = total.d_eta - jax.tree.map(lambda leaf: leaf.sum(axis=0), clean)
         return pvi.ClientState(eta_t=state.eta_t + noise), total
 
     right_step = dp_pvi.shard_factors_step
@@ -284,9 +284,9 @@ def test_a_state_that_depends_on_an_unreleased_share_is_caught(monkeypatch):
         seen.append(bounded.decode(share.counts)[0])
         return share
 
-    def greedy_step(clients, down, solve, ball, release, *, damping, weight):
-        state, total = right_step(clients, down, solve, ball, release, damping=damping, weight=weight)
-        own = ball.unflatten([np.stack(seen[-2:])[:, None]], state.eta_t)
+    def greedy_step(clients, down, refit, ball, release, *, owners, damping, **public):
+        state, total = right_step(clients, down, refit, ball, release, owners=owners, damping=damping, **public)
+        own = ball.unflatten([np.stack(seen[-2:])[owners]], state.eta_t)
         return pvi.ClientState(eta_t=clients.eta_t + damping * own), total
 
     right_share, right_step = Door.share, dp_pvi.shard_factors_step
@@ -348,7 +348,7 @@ def test_one_changed_person_moves_each_released_sum_by_no_more_than_is_priced(na
     template = build_method(MODEL, [silo(first)], settings, budget, 0)
 
     def method(rows, door):
-        ready = dataclasses.replace(template, shards=shard_buckets([silo(rows)], 3, [MAX_ROWS], 0))
+        ready = dataclasses.replace(template, shards=shard_buckets([silo(rows)], [3], [MAX_ROWS], 0))
         state = ready.init()
         while state.step < len(ready.visits):
             state = ready.step(state, [door])

@@ -17,6 +17,7 @@ import numpy as np
 from silobayes.engines.aggregation import Aggregator
 from silobayes.engines.buckets import Buckets
 from silobayes.engines.solvers import LocalSolver
+from silobayes.inference.noisy_factors import noise_aware
 from silobayes.inference.row_gradients import Clipping
 from silobayes.models.base import GaussianEta, GaussianFamily
 from silobayes.privacy.clipping import Bounded
@@ -124,7 +125,7 @@ class AbstractMethod(abc.ABC):
             index=state.step,
             at=np.array(visit.clients),
             down=down,
-            start=self._start(state, down),
+            start=self._start(state, down, visit.lag),
             key=jax.random.fold_in(jax.random.key(self.seed), state.step),
         )
         clients, total = self.client_step(state.clients, call, doors)
@@ -146,19 +147,31 @@ class AbstractMethod(abc.ABC):
 
     def eta(self, state: RunState) -> GaussianEta:
         """The usable posterior: of the average over the last half of the steps where noise makes that better."""
-        raw = state.server.eta_q
-        if state.num_averaged:
-            raw = (1.0 / state.num_averaged) * state.eta_sum
-        return pvi.usable(self.solver.family, raw, self.posterior_floor)
+        if not state.num_averaged:
+            return self.current(state)
+        # A visit is in the average as often as a state that came after it is.
+        last = np.arange(state.step, 0, -1)
+        weights = np.minimum(last, state.num_averaged) / state.num_averaged
+        return self.usable((1.0 / state.num_averaged) * state.eta_sum, state, weights)
 
     def current(self, state: RunState) -> GaussianEta:
         """The usable version of the present q, for traces."""
-        return pvi.usable(self.solver.family, state.server.eta_q, self.posterior_floor)
+        return self.usable(state.server.eta_q, state, np.ones(state.step))
 
-    def _start(self, state: RunState, down: pvi.Broadcast) -> GaussianEta:
+    def usable(self, eta: GaussianEta, state: RunState, weights: np.ndarray) -> GaussianEta:
+        """The proper posterior that a raw sum of prior and factors stands for.
+
+        Args:
+            eta: The raw sum, or an average of such sums.
+            state: Of the run.
+            weights: How much of the change of each visit so far is in `eta`.
+        """
+        return pvi.usable(self.solver.family, eta, self.posterior_floor)
+
+    def _start(self, state: RunState, down: pvi.Broadcast, lag: int) -> GaussianEta:
         if state.step == 0:
             return self.solver.model.start_eta(self.solver.family, jax.random.key(self.seed))
-        return pvi.usable(self.solver.family, down.eta_q, self.posterior_floor)
+        return self.usable(down.eta_q, state, np.ones(max(0, state.step - lag)))
 
     def add_up(self, ups: pvi.Upload, call: Call) -> pvi.Upload:
         """The sum of a stack of uploads that need no (more) noise."""
@@ -211,23 +224,23 @@ class PerturbedMethod(AbstractMethod):
     """Local averaging or virtual clients; parameter perturbation is local averaging with one shard.
 
     `noise_multipliers` has one entry per client, because a client that is visited less often pays less; with an
-    aggregator they are equal. Private factors, one per shard, are those of virtual clients, and of all methods with an
-    aggregator: there a client's own message is not released.
+    aggregator they are equal, and a total has the noise of `num_clients / num_shares` of them. Private factors, one per
+    shard, are those of virtual clients, and of all methods with an aggregator: there a client's own message is not
+    released. q is read as a noisy observation (`inference.noisy_factors`).
     """
 
     shards: Buckets
-    num_shards: int
+    shards_per_client: tuple[int, ...]
     averages_shards: bool
     ball: dp_pvi.Ball
     noise_multipliers: tuple[float, ...]
+    num_shares: int
     relation: Relation
 
     def init_clients(self) -> pvi.ClientState:
         """See `AbstractMethod`."""
-        if not self._factor_per_shard:
-            return pvi.init_clients(self.solver.family, self.num_clients)
-        states = pvi.init_clients(self.solver.family, self.num_clients * self.num_shards)
-        return _reshape(states, (self.num_clients, self.num_shards))
+        count = sum(self.shards_per_client) if self._factor_per_shard else self.num_clients
+        return pvi.init_clients(self.solver.family, count)
 
     def events(self, client: int, num_visits: int) -> tuple[AbstractEvent, ...]:
         """See `AbstractMethod`."""
@@ -238,17 +251,15 @@ class PerturbedMethod(AbstractMethod):
 
     def client_step(self, clients, call, doors):
         """See `AbstractMethod`."""
-        parts = (call.at[:, None] * self.num_shards + np.arange(self.num_shards)).reshape(-1)
-        shape = (len(call.at), self.num_shards)
-        tempering = float(self.num_shards) if self.averages_shards else 1.0
+        counts = np.array(self.shards_per_client)
+        owners = np.repeat(np.arange(len(call.at)), counts[call.at])
+        own_shards = np.split(np.arange(sum(self.shards_per_client)), np.cumsum(counts)[:-1])
+        parts = np.concatenate([own_shards[m] for m in call.at])
+        tempering = counts[call.at][owners] if self.averages_shards else np.ones(len(owners))
         noise = [self.noise_multipliers[m] for m in call.at]
 
-        def solve(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
-            if not self._factor_per_shard:  # all shards of a client share its cavity
-                eta_cavity = jax.tree.map(lambda leaf: np.repeat(leaf[:, None], self.num_shards, axis=1), eta_cavity)
-            cavities = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), eta_cavity)
-            optima = self.solver.solve(self.shards, parts, call.key, cavities, call.start, tempering=tempering)
-            return _reshape(optima, shape)
+        def refit(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
+            return self.solver.factors(self.shards, parts, call.key, eta_cavity, call.start, tempering)
 
         def release(bounded: Sequence[Bounded]) -> Sequence[np.ndarray]:
             if self.aggregator is not None:
@@ -256,18 +267,31 @@ class PerturbedMethod(AbstractMethod):
             released = dp_pvi.release_each(doors, bounded, noise)
             return [np.sum(parts, axis=0) for parts in zip(*(one.blocks for one in released), strict=True)]
 
-        own = _take(clients, call.at)
+        shared: dict[str, Any] = {"owners": owners, "damping": self.damping}
         if self._factor_per_shard:
-            weight = 1.0 / tempering
+            own = _take(clients, parts)
             visited, total = dp_pvi.shard_factors_step(
-                own, call.down, solve, self.ball, release, damping=self.damping, weight=weight
+                own, call.down, refit, self.ball, release, weights=1.0 / tempering, **shared
             )
-        else:
-            visited, ups = dp_pvi.local_averaging_step(
-                doors, own, call.down, solve, self.ball, noise, damping=self.damping
-            )
-            total = pvi.plain_sum(ups)
-        return _put(clients, call.at, visited), total
+            return _put(clients, parts, visited), total
+        own = _take(clients, call.at)
+        visited, ups = dp_pvi.local_averaging_step(doors, own, call.down, refit, self.ball, noise, **shared)
+        return _put(clients, call.at, visited), pvi.plain_sum(ups)
+
+    def usable(self, eta: GaussianEta, state: RunState, weights: np.ndarray) -> GaussianEta:
+        """See `AbstractMethod`: the posterior given a noisy sum of factors."""
+        multipliers = np.array(self.noise_multipliers)
+        variances = np.array([np.sum(multipliers[list(visit.clients)] ** 2) for visit in self.visits[: len(weights)]])
+        size = self.damping * float(np.sqrt(weights**2 @ variances / self.num_shares))
+        clip_norms = self.ball.clip_norms
+        prior = pvi.usable(self.solver.family, state.prior.eta_t, self.posterior_floor)
+        posterior = noise_aware(
+            eta,
+            prior,
+            linear_std=size * clip_norms[0] * self.ball.scales[0],
+            quadratic_std=size * clip_norms[-1] * self.ball.scales[1],
+        )
+        return pvi.to_single(posterior)
 
     @property
     def _factor_per_shard(self) -> bool:
@@ -295,7 +319,3 @@ def _put(tree: Any, at: np.ndarray, new: Any) -> Any:
         return out
 
     return jax.tree.map(put, tree, new)
-
-
-def _reshape(tree: Any, axes: tuple[int, ...]) -> Any:
-    return jax.tree.map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), tree)

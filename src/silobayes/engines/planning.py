@@ -241,7 +241,12 @@ def _perturbed(
     slots: Sequence[int],
     sums: _Sums,
 ) -> PerturbedMethod:
-    ball = dp_pvi.Ball(clip_norms=settings.clip_norms, scales=settings.scales, unit=budget.unit)
+    counts_of_shards = settings.shards_of(len(silos))
+    averages_shards = settings.privatise is not Privatise.VIRTUAL_CLIENTS
+    # Of a shard's own change, as in the paper; what is released is the average over a silo's shards.
+    share = len(silos) / sum(counts_of_shards) if averages_shards else 1.0
+    clip_norms = tuple(share * clip_norm for clip_norm in settings.clip_norms)
+    ball = dp_pvi.Ball(clip_norms=clip_norms, scales=settings.scales, unit=budget.unit)
     counts = visits_per_client(common["visits"], len(silos))
     empty = no_change(ball, common["solver"].family)
 
@@ -251,23 +256,16 @@ def _perturbed(
     # Shares of one sum have one noise: that of the silo that is visited most.
     priced = [max(counts)] * len(counts) if sums.is_used else [max(count, 1) for count in counts]
     noise = _noise_multipliers(priced, event_of, budget)
-    is_virtual = settings.privatise is Privatise.VIRTUAL_CLIENTS
-    # A precision below its own noise says nothing, and a mean divided by it would run away: raise it to that noise.
-    quadratic = settings.clip_norms[-1] * settings.scales[1]
-    per_visit = 2 * quadratic * settings.damping / (1 if is_virtual else settings.shards)
-    variances = [count * one**2 for count, one in zip(counts, noise, strict=True)]
-    # A sum contains the shares of all visited silos, of which `num_shares` have the priced variance.
-    num_shares = sums.section.num_shares(sums.num_clients) if sums.is_used else 1
-    noise_stddev = per_visit * np.sqrt(sum(variances) / num_shares)
     return PerturbedMethod(
-        **{**common, "posterior_floor": max(common["posterior_floor"], float(noise_stddev))},
-        shards=shard_buckets(silos, settings.shards, slots, common["seed"]),
-        num_shards=settings.shards,
-        averages_shards=not is_virtual,
+        **common,
+        shards=shard_buckets(silos, counts_of_shards, slots, common["seed"]),
+        shards_per_client=counts_of_shards,
+        averages_shards=averages_shards,
         ball=ball,
         noise_multipliers=tuple(noise),
+        num_shares=sums.section.num_shares(sums.num_clients) if sums.is_used else 1,
         relation=budget.relation,
-        aggregator=sums.of_shares(empty, noise[0], num_terms=settings.shards, num_sums=len(common["visits"])),
+        aggregator=sums.of_shares(empty, noise[0], num_terms=max(counts_of_shards), num_sums=len(common["visits"])),
     )
 
 
@@ -337,37 +335,38 @@ def _hybrid(
     return HybridMethod(**common, first=first, then=then, sizes=tuple(slots))
 
 
-def shard_buckets(silos: Sequence[Silo], num_shards: int, slots: Sequence[int], seed: int) -> Buckets:
-    """All shards of all silos, silo by silo."""
+def shard_buckets(silos: Sequence[Silo], counts: Sequence[int], slots: Sequence[int], seed: int) -> Buckets:
+    """All shards of all silos, silo by silo; `counts` are their numbers."""
     parts, sizes = [], []
-    for silo, max_rows in zip(silos, slots, strict=True):
+    for silo, num_shards, max_rows in zip(silos, counts, slots, strict=True):
         shard_of_slot = deal(silo, num_shards, max_rows, seed)
         shard_of_row = shard_of_slot[: len(silo.y)]
-        for k in range(num_shards):
-            parts.append((silo.x[shard_of_row == k], silo.y[shard_of_row == k]))
-            sizes.append(max(1, int(np.sum(shard_of_slot == k))))
+        order = np.argsort(shard_of_row, kind="stable")
+        ends = np.cumsum(np.bincount(shard_of_row, minlength=num_shards))[:-1]
+        parts += [(silo.x[own], silo.y[own]) for own in np.split(order, ends)]
+        sizes += np.maximum(1, np.bincount(shard_of_slot, minlength=num_shards)).tolist()
     return Buckets(parts, sizes)
 
 
 def deal(silo: Silo, num_shards: int, max_rows: int, seed: int) -> np.ndarray:
     """The shard of each slot: dealt once, whatever the rows hold; a person's rows stay together.
 
-    Persons are dealt by a public hash of their own number, so that who else is there changes nobody's shard.
+    Persons are dealt by a public hash of their own number, so that who else is there changes nobody's shard; a shard
+    may stay empty. How many persons there are is nowhere looked at.
 
     Guarantees:
         - the shard of a row depends on its slot or person only
-        - a silo with fewer rows or persons than shards is refused
+        - a silo with fewer rows than shards is refused
     """
-    num_units = max_rows if silo.persons is None else len(np.unique(silo.persons))
-    if num_units < num_shards:
+    if max_rows < num_shards:
         fix = "Use fewer shards, or merge small silos."
-        raise InvalidInput("protocol.shards", f"at most the {num_units} units of silo {silo.name}", num_shards, fix)
+        raise InvalidInput("protocol.shards", f"at most the {max_rows} rows of silo {silo.name}", num_shards, fix)
     if silo.persons is not None:
         return np.array(stable_hashes(f"{seed}/{person}" for person in silo.persons.tolist())) % num_shards
     rng = np.random.default_rng([seed, num_shards])
     # Block by block, so that one slot more changes nobody else's shard.
-    blocks = [rng.permutation(num_shards) for _ in range(0, num_units, num_shards)]
-    return np.concatenate(blocks)[:num_units]
+    blocks = [rng.permutation(num_shards) for _ in range(0, max_rows, num_shards)]
+    return np.concatenate(blocks)[:max_rows]
 
 
 def _plans(

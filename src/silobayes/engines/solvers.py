@@ -1,7 +1,5 @@
 """Local solves of many parts at once: one call of a compiled function per bucket."""
 
-import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +15,11 @@ from silobayes.families import FullGaussian
 from silobayes.inference.conjugate import full_factor, mean_field_factor
 from silobayes.inference.coordinates import num_coordinates
 from silobayes.inference.dp_vi import ascend_privately
+from silobayes.inference.natural_step import natural_factor
 from silobayes.inference.row_gradients import Clipping
 from silobayes.inference.rows import Rows
 from silobayes.inference.vi import maximise, maximise_prior
-from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.door import Door
 from silobayes.privacy.loops import Step, StepPlan, open_steps
@@ -49,8 +48,6 @@ class LocalSolver:
         key: PRNGKeyArray,
         eta_cavity: GaussianEta,
         eta_start: GaussianEta,
-        *,
-        tempering: float = 1.0,
     ) -> GaussianEta:
         """Local optima of the chosen parts without privacy; `eta_cavity` is stacked in the order of `chosen`.
 
@@ -59,8 +56,7 @@ class LocalSolver:
         """
         cavities, start = to_single(eta_cavity), to_single(eta_start)
         if isinstance(self.model, LinearRegression):
-            # The likelihood to a power is that of a smaller noise.
-            model = dataclasses.replace(self.model, noise_stddev=self.model.noise_stddev / math.sqrt(tempering))
+            model = self.model
 
             def exactly(rows: Rows, at: np.ndarray) -> GaussianEta:
                 return _solve_exactly(model, self.family, _take(cavities, at), rows, floor=self.floor)
@@ -76,11 +72,38 @@ class LocalSolver:
                 _take(cavities, at),
                 start,
                 rows,
-                tempering,
+                np.ones(len(at), dtype=np.float32),
                 self.step_size,
                 num_steps=self.num_steps,
                 floor=self.floor,
             )
+
+        return to_host(buckets.map(chosen, call))
+
+    def factors(
+        self,
+        buckets: Buckets,
+        chosen: np.ndarray,
+        key: PRNGKeyArray,
+        eta_cavity: GaussianEta,
+        eta_q: GaussianEta,
+        tempering: np.ndarray,
+    ) -> GaussianEta:
+        """What the factors of the chosen shards should become, their likelihoods to the powers `tempering`.
+
+        Generalised linear models take one natural step from the proper `eta_q` (see `natural_step` why); other models
+        divide their local optimum by the cavity.
+        """
+        cavities, q = to_single(eta_cavity), to_single(eta_q)
+        powers = tempering.astype(np.float32)
+
+        def call(rows: Rows, at: np.ndarray) -> GaussianEta:
+            if isinstance(self.model, AbstractGLM):
+                return _natural_factors(self.model, self.family, q, rows, powers[at])
+            own = _usable(self.family, _take(cavities, at), floor=self.floor)
+            steps = {"num_steps": self.num_steps, "floor": self.floor}
+            optima = _solve(self.model, self.family, key, chosen[at], own, q, rows, powers[at], self.step_size, **steps)
+            return optima - own
 
         return to_host(buckets.map(chosen, call))
 
@@ -144,15 +167,25 @@ class LocalSolver:
 
 @partial(jax.jit, static_argnames=("num_steps", "floor"))
 def _solve(model, family, key, parts, eta_cavity, eta_start, rows, tempering, step_size, *, num_steps, floor):
-    def one(part: tuple[Array, GaussianEta, Rows]) -> GaussianEta:
-        number, cavity, own_rows = part
+    def one(part: tuple[Array, GaussianEta, Rows, Array]) -> GaussianEta:
+        number, cavity, own_rows, power = part
         cavity = usable(family, cavity, floor)
-        steps = {"tempering": tempering, "num_steps": num_steps, "step_size": step_size}
+        steps = {"tempering": power, "num_steps": num_steps, "step_size": step_size}
         return maximise(model, family, jax.random.fold_in(key, number), cavity, eta_start, own_rows, **steps)
 
     # Small shards side by side, large silos one after the other: what is worked on shall fit the processor's cache.
     side_by_side = max(1, _CACHED_NUMBERS // rows.x[0].size)
-    return jax.lax.map(one, (parts, eta_cavity, rows), batch_size=side_by_side)
+    return jax.lax.map(one, (parts, eta_cavity, rows, tempering), batch_size=side_by_side)
+
+
+@partial(jax.jit, static_argnames="floor")
+def _usable(family, eta_cavity, *, floor):
+    return jax.vmap(lambda cavity: usable(family, cavity, floor))(eta_cavity)
+
+
+@jax.jit
+def _natural_factors(model, family, eta_q, rows, tempering):
+    return jax.vmap(lambda part, power: natural_factor(model, family, eta_q, part, power))(rows, tempering)
 
 
 @partial(jax.jit, static_argnames="floor")

@@ -17,6 +17,8 @@ from silobayes.privacy.mechanisms import Release
 _ITERATIONS = 40
 _STEP_SIZE = 0.7
 _EIGENVALUE_FLOOR = 0.05
+# Of the score's variance: without noise and rows it would be zero.
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +63,7 @@ def noise_aware_posterior(
     cross_std: float,
     residual_variance: float,
     prior_precision: float | np.ndarray,
+    prior_linear: float | np.ndarray = 0.0,
 ) -> GaussianPosterior:
     """Posterior of the coefficients given noisy statistics.
 
@@ -74,20 +77,22 @@ def noise_aware_posterior(
         gram_std: Noise of the packed matrix: variance `gram_std^2` on the diagonal, half of it off the diagonal.
         cross_std: Noise on each entry of `cross`.
         residual_variance: Variance of y given x.
-        prior_precision: Of the N(0, 1 / prior_precision) prior of each coefficient: one number, or one for each.
+        prior_precision: Of the Gaussian prior: one number, one for each coefficient, or a matrix.
+        prior_linear: The prior's precision times its mean.
     """
     dim = len(cross)
     gram, matrix_variance = shrink(gram, gram_std)
-    prior = np.diag(np.broadcast_to(prior_precision, dim))
+    prior = np.asarray(prior_precision)
+    prior = prior if prior.ndim == 2 else np.diag(np.broadcast_to(prior, dim))
     exact = np.linalg.inv(gram / residual_variance + prior)
     mean, covariance = np.zeros(dim), np.linalg.inv(prior)
     for _ in range(_ITERATIONS):
         second_moment = np.outer(mean, mean) + covariance
-        omega = residual_variance * gram + cross_std**2 * np.eye(dim)
+        omega = residual_variance * gram + (cross_std**2 + _TINY) * np.eye(dim)
         omega += matrix_variance / 2 * (np.trace(second_moment) * np.eye(dim) + second_moment)
         weights = np.linalg.solve(omega, gram)
         new_covariance = np.linalg.inv(gram @ weights + prior)
-        new_mean = new_covariance @ weights.T @ cross
+        new_mean = new_covariance @ (weights.T @ cross + prior_linear)
         mean = mean + _STEP_SIZE * (new_mean - mean)
         covariance = covariance + _STEP_SIZE * (new_covariance - covariance)
     share = 1.0 - np.clip(np.diag(exact) / np.diag(covariance), 0.0, 1.0)

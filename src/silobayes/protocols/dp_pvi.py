@@ -6,7 +6,7 @@ every round, so a round costs one Gaussian mechanism of sensitivity 2 C, whateve
 are dealt by their id; substituting one for another can change two shards, 4 C. Under add_remove a row that is removed
 leaves its slot empty: the others keep their shards. A client that loses all its rows still sends a change: 2 C too.)
 
-- `local_averaging_step`: shards stand for the whole client (likelihood to the power `num_shards`), the client's
+- `local_averaging_step`: shards stand for the whole client (likelihood to the power of their number), the client's
   factor is the sum of its releases and so public.
 - `shard_factors_step`: each shard has its own factor, updated with its own *noise-free* clipped change: virtual
   clients, and every method inside a secure sum, where a client's own message is not released. The public code puts
@@ -14,7 +14,10 @@ leaves its slot empty: the others keep their shards. A client that loses all its
 - parameter perturbation is local averaging with one shard.
 
 We differ from the paper in the grid noise (exact discrete Gaussian), in clipping the linear and the quadratic part to
-norms of their own if asked (one joint mechanism, rescaled), and in an optional public diagonal preconditioner.
+norms of their own if asked (one joint mechanism, rescaled), and in optional public scales of the two parts. Silos of
+different sizes have shards in proportion; with local averaging what is clipped is a shard's part of its client's
+average change, `change / num_shards`, so that a row weighs the same in every silo. Where all silos have N shards that
+is the paper's clipping with N times the norm.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +33,7 @@ from silobayes.privacy.clipping import Bounded, clip_blocks, general, pack_symme
 from silobayes.privacy.door import Door
 from silobayes.privacy.mechanisms import GaussianMechanism, Release
 from silobayes.privacy.relation import Unit
-from silobayes.protocols.pvi import Broadcast, ClientState, Solve, Upload
+from silobayes.protocols.pvi import Broadcast, ClientState, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,72 +103,75 @@ def mechanism(noise_multiplier: float) -> GaussianMechanism:
     return GaussianMechanism(noise_multiplier=noise_multiplier)
 
 
+# (cavities of shards, the current q) -> what their factors should become, both with a leading axis over shards.
+Refit = Callable[[GaussianEta, GaussianEta], GaussianEta]
+# The clients' clipped sums -> the blocks of their released total.
+ReleaseTotal = Callable[[Sequence[Bounded]], Sequence[np.ndarray]]
+
+
 def local_averaging_step(
     doors: Sequence[Door],
     clients: ClientState,
     down: Broadcast,
-    solve: Solve,
+    refit: Refit,
     ball: Ball,
     noise_multipliers: Sequence[float],
     *,
+    owners: np.ndarray,
     damping: float,
 ) -> tuple[ClientState, Upload]:
-    """One visit of a stack of clients (000 section 3.3). `solve` tempers the likelihood by `num_shards`.
+    """One visit of a stack of clients (000 section 3.3). `refit` tempers a shard by the number of its client's shards.
 
     Args:
         doors: One per client of the stack.
         clients: `eta_t` with a leading axis over clients.
         down: The broadcast they answer to.
-        solve: (cavities (clients, ...), q) -> the optima of their shards (clients, shards, ...).
-        ball: Where changes are clipped.
+        refit: Local inference of all their shards.
+        ball: Where a shard's part of its client's average change is clipped.
         noise_multipliers: Noise of each client over its clip norm.
+        owners: The client of each shard, in order.
         damping: Of every change.
 
     Guarantees:
         - one changed row moves each released sum by no more than is priced, in every round
         - without noise and clipping it reaches the exact posterior of a conjugate model for any number of shards
     """
-    eta_cavity = down.eta_q - clients.eta_t
-    change = solve(eta_cavity, down.eta_q) - down.eta_q  # (clients, shards, ...)
-    released = release_each(doors, _bounded_sums(ball, change), noise_multipliers)
-    num_shards = change.linear.shape[1]
+    own = jax.tree.map(lambda leaf: leaf[owners], clients.eta_t)  # all shards of a client share its factor
+    change = _times(1.0 / np.bincount(owners)[owners], refit(down.eta_q - own, down.eta_q) - own)
+    released = release_each(doors, _bounded_sums(ball, change, owners), noise_multipliers)
     blocks = [np.stack(parts) for parts in zip(*(one.blocks for one in released), strict=True)]
-    d_eta = (damping / num_shards) * ball.unflatten(blocks, _first_shard(change))
+    d_eta = damping * ball.unflatten(blocks, clients.eta_t)
     return ClientState(eta_t=clients.eta_t + d_eta), Upload(d_eta=d_eta)
-
-
-# The clients' clipped sums -> the blocks of their released total.
-ReleaseTotal = Callable[[Sequence[Bounded]], Sequence[np.ndarray]]
 
 
 def shard_factors_step(
     clients: ClientState,
     down: Broadcast,
-    solve: Solve,
+    refit: Refit,
     ball: Ball,
     release: ReleaseTotal,
     *,
+    owners: np.ndarray,
+    weights: np.ndarray,
     damping: float,
-    weight: float,
 ) -> tuple[ClientState, Upload]:
-    """One visit with a factor per shard: `eta_t` has axes (clients, shards, ...) and stays private.
+    """One visit with a factor per shard: `eta_t` has a leading axis over shards and stays private.
 
-    Virtual clients (000 section 3.4): weight 1. Local averaging inside a secure sum: weight 1 / num_shards and a
-    tempered `solve`; each shard stands for its client, so its factor moves by its own whole change (SPEC 3). Client
-    level (001 Algorithm 3): one shard, a ball of unit client.
+    Virtual clients (000 section 3.4): weights 1. Local averaging inside a secure sum: weights 1 / (shards of the
+    client) and a tempered `refit`; each shard stands for its client, so its factor moves by its own whole change
+    (SPEC 3). Client level (001 Algorithm 3): one shard, a ball of unit client.
 
     Returns:
-        The clients' new states, and the *total* over clients: their own messages may be secret shares.
+        The shards' new factors, and the *total* over clients: their own messages may be secret shares.
 
     Guarantees:
         - one changed row moves each released sum by no more than is priced, in every round
         - a shard's factor holds neither noise nor another shard's rows
     """
-    eta_cavity = down.eta_q - clients.eta_t
-    change = solve(eta_cavity, down.eta_q) - down.eta_q
-    total = ball.unflatten(release(_bounded_sums(ball, change)), _first_client(_first_shard(change)))
-    eta_t = clients.eta_t + damping * ball.clip_each(change)  # of its own shard, noise-free
-    return ClientState(eta_t=eta_t), Upload(d_eta=(damping * weight) * total)
+    change = _times(weights, refit(down.eta_q - clients.eta_t, down.eta_q) - clients.eta_t)
+    total = ball.unflatten(release(_bounded_sums(ball, change, owners)), down.eta_q)
+    eta_t = clients.eta_t + _times(damping / weights, ball.clip_each(change))  # of its own shard, noise-free
+    return ClientState(eta_t=eta_t), Upload(d_eta=damping * total)
 
 
 def release_each(
@@ -178,13 +184,15 @@ def release_each(
     ]
 
 
-def _bounded_sums(ball: Ball, change: GaussianEta) -> list[Bounded]:
-    return [ball.bounded_sum(jax.tree.map(lambda leaf, m=m: leaf[m], change)) for m in range(len(change.linear))]
+def _bounded_sums(ball: Ball, change: GaussianEta, owners: np.ndarray) -> list[Bounded]:
+    """The clipped sum of each client, in order."""
+    ends = np.cumsum(np.bincount(owners))
+    return [
+        ball.bounded_sum(jax.tree.map(lambda leaf, own=slice(end - count, end): leaf[own], change))
+        for count, end in zip(np.bincount(owners), ends, strict=True)
+    ]
 
 
-def _first_client(change: GaussianEta) -> GaussianEta:
-    return jax.tree.map(lambda leaf: leaf[0], change)
-
-
-def _first_shard(change: GaussianEta) -> GaussianEta:
-    return jax.tree.map(lambda leaf: leaf[:, 0], change)
+def _times(factors: np.ndarray, eta: GaussianEta) -> GaussianEta:
+    """Each shard times its own number."""
+    return jax.tree.map(lambda leaf: factors.reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, eta)
