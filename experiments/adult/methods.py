@@ -64,11 +64,9 @@ SCENARIOS = {
 }
 
 
-def _perturbing(*settings: tuple[int, float, float, float, int]) -> list[dict[str, Any]]:
-    keys = ("shards", "clip_norm", "damping", "rounds")
-    return [
-        dict(zip(keys, (n, [lin, quad], damping, rounds), strict=True)) for n, lin, quad, damping, rounds in settings
-    ]
+def _clip_norms(*linear: float) -> list[dict[str, Any]]:
+    """The quadratic part has half the norm, as by default."""
+    return [{"clip_norm": [norm, norm / 2]} for norm in linear]
 
 
 CANDIDATES: dict[str, dict[str, list[dict[str, Any]]]] = {
@@ -79,16 +77,10 @@ CANDIDATES: dict[str, dict[str, list[dict[str, Any]]]] = {
             {"clipping": "ordinary", "clip_norm": 1.5},
             {"clip_norm": 1.5},
         ],
-        "local averaging": _perturbing(
-            (300, 30.0, 30.0, 0.1, 5), (300, 30.0, 30.0, 0.05, 5), (300, 10.0, 10.0, 0.1, 5)
-        ),
-        "local averaging, secure sum": _perturbing(
-            (100, 50.0, 50.0, 0.2, 8), (100, 20.0, 20.0, 0.2, 8), (300, 30.0, 30.0, 0.1, 8), (600, 50.0, 50.0, 0.1, 8)
-        ),
-        "virtual clients": _perturbing((600, 0.2, 0.2, 0.2, 8), (600, 0.2, 0.2, 0.1, 8), (600, 0.3, 0.3, 0.1, 6)),
-        "virtual clients, secure sum": _perturbing(
-            (600, 0.25, 0.25, 0.2, 12), (600, 0.35, 0.5, 0.2, 8), (1200, 0.25, 0.25, 0.2, 8)
-        ),
+        "local averaging": _clip_norms(1500.0, 2800.0),
+        "local averaging, secure sum": _clip_norms(800.0, 1600.0),
+        "virtual clients": _clip_norms(0.35, 0.7),
+        "virtual clients, secure sum": _clip_norms(0.35, 0.7),
         "BCM same": [{"clipping": "ordinary"}, {"step_size": 0.02}, {"step_size": 0.1}],
         "BCM split": [{"clipping": "ordinary"}, {"step_size": 0.02}, {"step_size": 0.1}],
         "global VI, secure sum": [
@@ -98,10 +90,10 @@ CANDIDATES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
     "200 silos": {
         "DP optimisation": [{"clipping": "ordinary"}, {"step_size": 0.002}, {"step_size": 0.01}],
-        "local averaging": _perturbing((10, 3.0, 3.0, 0.02, 5), (30, 10.0, 10.0, 0.02, 5)),
-        "local averaging, secure sum": _perturbing((30, 10.0, 10.0, 0.2, 5), (30, 10.0, 10.0, 0.1, 8)),
-        "virtual clients": _perturbing((30, 0.1, 0.1, 0.1, 5), (30, 0.05, 0.1, 0.1, 5)),
-        "virtual clients, secure sum": _perturbing((30, 0.25, 0.25, 0.2, 8), (60, 0.25, 0.25, 0.2, 8)),
+        "local averaging": _clip_norms(10.0, 30.0),
+        "local averaging, secure sum": _clip_norms(40.0, 80.0),
+        "virtual clients": _clip_norms(0.1, 0.25),
+        "virtual clients, secure sum": _clip_norms(0.35, 0.7),
         "BCM same": [{"clipping": "ordinary"}, {"step_size": 0.02}],
         "BCM split": [{"clipping": "ordinary"}, {"step_size": 0.02}],
         "global VI, secure sum": [
@@ -109,10 +101,10 @@ CANDIDATES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
     },
     "BNN": {
-        "DP optimisation": [{"clipping": "ordinary"}, {"step_size": 0.005}],
-        "BCM same": [{"step_size": 0.005}],
-        "BCM split": [{"step_size": 0.005}],
-        "global VI, secure sum": [{"rounds": 10, "steps": 30, "step_size": 0.02}],
+        "DP optimisation": [{"rounds": 40}, {"rounds": 60}, {"step_size": 0.02}],
+        "BCM same": [{"step_size": 0.01}, {"step_size": 0.005}],
+        "BCM split": [{"step_size": 0.01}, {"step_size": 0.005}],
+        "global VI, secure sum": [{"step_size": 0.01}, {"step_size": 0.02}],
     },
 }
 

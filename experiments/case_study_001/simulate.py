@@ -139,7 +139,7 @@ def _on(method: AbstractMethod, silos: Sequence[Silo]) -> AbstractMethod:
     if isinstance(method, PVIMethod):
         return dataclasses.replace(method, buckets=Buckets([(silo.x, silo.y) for silo in silos], slots))
     assert isinstance(method, PerturbedMethod)
-    return dataclasses.replace(method, shards=shard_buckets(silos, 1, slots, 0))
+    return dataclasses.replace(method, shards=shard_buckets(silos, [1] * len(silos), slots, 0))
 
 
 def open_doors(budget: Budget, seed: int) -> list[Door]:

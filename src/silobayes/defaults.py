@@ -41,6 +41,7 @@ from silobayes.data.encoding import Encoding, Numeric
 from silobayes.data.silo import Silo
 from silobayes.models.base import AbstractModel
 from silobayes.models.linear_regression import LinearRegression
+from silobayes.models.mlp import AbstractMLP
 from silobayes.models.poisson_regression import PoissonRegression
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Unit
@@ -179,6 +180,8 @@ class PublicFacts:
             score = 1.0 / model.noise_stddev
         elif isinstance(model, PoissonRegression):
             score = math.sqrt(model.max_count)
+        elif isinstance(model, AbstractMLP):
+            score = math.sqrt(model.hidden[-1]) / 2  # half of the hidden units pass a row's features on
         return cls(silo_rows=tuple(silo.num_rows for silo in silos), num_parameters=model.dim, score=score)
 
 
@@ -287,7 +290,7 @@ def _method_rules(study: Study, facts: PublicFacts, privatise: Privatise) -> dic
         "rounds": rounds,
         "steps": 60,
         "damping": damping,
-        "shards": shards if privatise is not Privatise.PARAMETER_PERTURBATION else 1,
+        "shards": shards if len(set(shards)) > 1 else shards[0],
         "clip_norm": (size * facts.score, 0.5 * size * facts.score**2),
     }
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from silobayes.core.errors import InvalidInput
 if TYPE_CHECKING:
     from silobayes.report.planning import Plan
 
+_MAX_NUMBERS = 4
 _MAX_LINES = 20
 
 
@@ -57,7 +58,7 @@ def _print(made: "Plan") -> None:
     for key, value in answer["settings"].items():
         parts = {f"{key}.{part}": entry for part, entry in value.items()} if isinstance(value, dict) else {key: value}
         for name, entry in parts.items():
-            table.add_row(name, str(entry))
+            table.add_row(name, _text(entry))
     table.add_row("messages", str(made.num_messages))
     console.print(table)
     table = Table(title="Silos", title_justify="left")
@@ -88,3 +89,9 @@ def _print(made: "Plan") -> None:
     console.print(Text(f"Each site sends {answer['leaves_a_site']}"))
     if answer["num_shares"] is not None:
         console.print(f"The noise std is that of {answer['num_shares']} shares; every silo of a sum adds one.")
+
+
+def _text(setting: Any) -> str:
+    """A number for each silo as the range of them."""
+    many = isinstance(setting, tuple) and len(setting) > _MAX_NUMBERS
+    return f"{min(setting)} to {max(setting)}" if many else str(setting)

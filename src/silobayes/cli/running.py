@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from silobayes.posterior import Posterior
     from silobayes.study import Study
 
-NOISE_NOTE = "The standard deviations do not include the privacy noise yet: the intervals cover less than they claim."
+NOISE_NOTE = (
+    "The standard deviations do not include all of the privacy noise yet: the intervals cover less than they claim."
+)
 _MAX_LINES = 20
 _INTERRUPTED = 130
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from silobayes.inference.rows import Rows, pad
+from silobayes.inference.rows import Rows, stack
 
 # A part is at least this share of its bucket's largest: the waste stays below it, buckets are few.
 _FILL = 0.6
@@ -78,7 +77,4 @@ def group_sizes(sizes: Sequence[int]) -> list[np.ndarray]:
 
 def _bucket(parts: Sequence[tuple[np.ndarray, np.ndarray]], members: np.ndarray, max_rows: Sequence[int]) -> Bucket:
     slots = max(max_rows[part] for part in members)
-    rows = [pad(parts[part][0], parts[part][1], slots) for part in members]
-    # Stacked on the host: on the device, thousands of operands would take minutes to compile.
-    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *rows)
-    return Bucket(parts=members, rows=stacked, max_rows=slots)
+    return Bucket(parts=members, rows=stack([parts[part] for part in members], slots), max_rows=slots)

@@ -1,6 +1,9 @@
 """Rows of a silo on the device, padded to a public number of slots so that ragged silos share one compiled loop."""
 
+from collections.abc import Sequence
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num
@@ -27,18 +30,26 @@ def pad(x: np.ndarray, y: np.ndarray, max_rows: int) -> Rows:
     Guarantees:
         - padding rows change nothing
     """
+    return jax.tree.map(lambda leaf: leaf[0], stack([(x, y)], max_rows))
+
+
+def stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], max_rows: int) -> Rows:
+    """`pad` of many parts (x, y) at once, with a leading axis over them."""
     require_count("max_rows", max_rows, at_least=1, fix="Pass the public bound on the rows of a silo.")
-    if np.ndim(x) != 2 or np.shape(y) != np.shape(x)[:1]:
-        raise InvalidInput("x, y", "(n, d) features and n targets", (np.shape(x), np.shape(y)), "Reshape them.")
-    if len(x) > max_rows:
-        raise InvalidInput("max_rows", "at least the rows of the silo", max_rows, "Declare a larger public bound.")
-    empty = max_rows - len(x)
-    labels = np.asarray(y, dtype=np.int32 if np.issubdtype(np.asarray(y).dtype, np.integer) else np.float32)
-    return Rows(
-        x=jnp.asarray(np.pad(np.asarray(x, dtype=np.float32), ((0, empty), (0, 0)))),
-        y=jnp.asarray(np.pad(labels, (0, empty))),
-        present=jnp.asarray(np.arange(max_rows) < len(x)),
-    )
+    for x, y in parts:
+        if np.ndim(x) != 2 or np.shape(y) != np.shape(x)[:1]:
+            raise InvalidInput("x, y", "(n, d) features and n targets", (np.shape(x), np.shape(y)), "Reshape them.")
+        if len(x) > max_rows:
+            raise InvalidInput("max_rows", "at least the rows of the silo", max_rows, "Declare a larger public bound.")
+    counts = np.array([len(x) for x, _ in parts])
+    present = np.arange(max_rows) < counts[:, None]
+    labels = np.concatenate([y for _, y in parts])
+    # Filled on the host: thousands of small arrays would take the device minutes.
+    all_x = np.zeros((*present.shape, np.shape(parts[0][0])[1]), dtype=np.float32)
+    all_y = np.zeros(present.shape, dtype=np.int32 if np.issubdtype(labels.dtype, np.integer) else np.float32)
+    all_x[present] = np.concatenate([x for x, _ in parts])
+    all_y[present] = labels
+    return Rows(x=jnp.asarray(all_x), y=jnp.asarray(all_y), present=jnp.asarray(present))
 
 
 def usable(rows: Rows) -> Rows:
