@@ -24,7 +24,9 @@ rule is a compromise between Adult, which wants a longer path, and the ICUs). Ta
   matters, not how it is cut into rounds. The larger a shard, the more of its factor is the chance of its own rows, so
   shards are single rows as long as their factors fit in memory. Too short a path shrinks coefficients, too long a one
   adds noise; where all shards of a silo share a factor, clipping also pulls the mean over rows towards their median,
-  and a longer path is worth its noise. The quadratic part gets half the norm of the linear one.
+  and a longer path is worth its noise. The quadratic part gets half the norm of the linear one. Networks learn their
+  means only: precisions of the weights stay near those of the start, so that a visit is a step of gradient ascent whose
+  length is damping times rows over that precision.
 - q is averaged over the last half of the visits (engines.methods): public post-processing that removes noise.
 """
 
@@ -73,7 +75,10 @@ _LARGEST_FULL = 120
 # its own, and where all shards of a silo share one.
 _TRAVEL, _SHARED_TRAVEL = 0.45, 0.8
 # All factors of shards together: what a machine holds and a checkpoint writes.
-_MOST_NUMBERS = 6_000_000
+_MOST_NUMBERS = 24_000_000
+# Networks with perturbing methods: the clip norm of a shard's gradient, in units of sqrt(its rows) * typical norm; that
+# of its precisions, over the former; and the step along the average gradient of a row.
+_NETWORK_CLIP, _NETWORK_QUADRATIC, _NETWORK_STEP = 0.15, 0.1, 2.0
 # How many persons there are is not public; shards that nobody is dealt to do no harm.
 _ROWS_PER_PERSON = 4
 
@@ -165,24 +170,32 @@ class Settings:
 class PublicFacts:
     """All that the rules may look at besides the study: the model and the silos' declared sizes.
 
-    `score` is the typical size of a row's derivative with respect to its linear predictor.
+    `score` is the typical size of a row's derivative with respect to its linear predictor, `start_precision` that of a
+    model's weights where q does not start at the prior.
     """
 
     silo_rows: tuple[int, ...]
     num_parameters: int
     score: float = 1.0
+    start_precision: float | None = None
 
     @classmethod
     def of(cls, model: AbstractModel, silos: Sequence[Silo]) -> "PublicFacts":
         """From the model and the silos' declared sizes."""
-        score = 1.0
+        score, start_precision = 1.0, None
         if isinstance(model, LinearRegression):
             score = 1.0 / model.noise_stddev
         elif isinstance(model, PoissonRegression):
             score = math.sqrt(model.max_count)
         elif isinstance(model, AbstractMLP):
             score = math.sqrt(model.hidden[-1]) / 2  # half of the hidden units pass a row's features on
-        return cls(silo_rows=tuple(silo.num_rows for silo in silos), num_parameters=model.dim, score=score)
+            start_precision = model.start_stddev**-2
+        return cls(
+            silo_rows=tuple(silo.num_rows for silo in silos),
+            num_parameters=model.dim,
+            score=score,
+            start_precision=start_precision,
+        )
 
 
 def privatise_of(study: Study) -> Privatise:
@@ -279,19 +292,24 @@ def _method_rules(study: Study, facts: PublicFacts, privatise: Privatise) -> dic
         least = _ROWS_PER_PERSON if study.privacy.unit is Unit.PERSON else 1
         per_shard = max(least, math.ceil(sum(facts.silo_rows) * 2 * facts.num_parameters / _MOST_NUMBERS))
         shards = tuple(max(1, rows // per_shard) for rows in facts.silo_rows)
-    rounds, damping = 8, 0.4
-    rows_per_shard = sum(facts.silo_rows) / sum(shards)
-    is_shared = privatise is not Privatise.VIRTUAL_CLIENTS and study.aggregation.kind is AggregationKind.NONE
-    travel = (_SHARED_TRAVEL if is_shared else _TRAVEL) * math.sqrt(rows_per_shard) * study.encoding.typical_row_norm
-    size = travel / (damping * rounds)
-    if privatise is not Privatise.VIRTUAL_CLIENTS:  # a shard's change stands for that of the whole silo
-        size *= sum(shards) / len(shards)
+    size = math.sqrt(sum(facts.silo_rows) / sum(shards)) * study.encoding.typical_row_norm * facts.score
+    if facts.start_precision is not None:
+        rounds, damping = 20, min(0.4, _NETWORK_STEP * facts.start_precision / sum(facts.silo_rows))
+        linear = _NETWORK_CLIP * size
+        quadratic = _NETWORK_QUADRATIC * linear
+    else:
+        rounds, damping = 8, 0.4
+        is_shared = privatise is not Privatise.VIRTUAL_CLIENTS and study.aggregation.kind is AggregationKind.NONE
+        linear = (_SHARED_TRAVEL if is_shared else _TRAVEL) * size / (damping * rounds)
+        quadratic = 0.5 * facts.score * linear
+    # Of local averaging a shard's change stands for that of the whole silo.
+    stands_for = 1.0 if privatise is Privatise.VIRTUAL_CLIENTS else sum(shards) / len(shards)
     return {
         "rounds": rounds,
         "steps": 60,
         "damping": damping,
         "shards": shards if len(set(shards)) > 1 else shards[0],
-        "clip_norm": (size * facts.score, 0.5 * size * facts.score**2),
+        "clip_norm": (stands_for * linear, stands_for * quadratic),
     }
 
 

@@ -15,12 +15,15 @@ from silobayes.engines.buckets import Buckets, group_sizes
 from silobayes.engines.planning import build_method, deal
 from silobayes.families import FullGaussian
 from silobayes.models.linear_regression import LinearRegression
+from silobayes.models.mlp import BinaryMLP
 from silobayes.models.numpyro_model import from_numpyro
+from silobayes.privacy.door import Door
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.bcm import Committee
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import PosteriorKind, Privatise, ProtocolKind
+from silobayes.testing import FreeAccount
 from tests.engines.cases import MODEL, make_silos
 
 PLAIN = Settings(privatise=Privatise.NONE, rounds=1, damping=1.0, steps=10, step_size=0.05)
@@ -320,3 +323,44 @@ def test_who_else_is_there_changes_nobodys_shard():
     assert np.array_equal(shards[3:], shards_after[3:])
     assert all(len(set(shards[rows == person])) == 1 for person in ids)
     assert set(shards) == set(range(5))
+
+
+NETWORK = BinaryMLP(num_features=3, hidden=(8,))
+
+
+@pytest.mark.parametrize("privatise", [Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS])
+def test_a_networks_first_factors_make_q_its_start(privatise):
+    silos = make_exclusive_or((30, 60))
+    settings = dataclasses.replace(PLAIN, privatise=privatise, clip_norm=(1.0, 0.1), shards=(3, 6))
+    method = build_method(NETWORK, silos, settings, BUDGET, 0)
+    state = method.init()
+    factors = state.clients.eta_t.linear.sum(axis=0), state.clients.eta_t.quadratic.sum(axis=0)
+    np.testing.assert_allclose(method.eta_p.linear + factors[0], state.server.eta_q.linear)
+    np.testing.assert_allclose(method.eta_p.quadratic + factors[1], state.server.eta_q.quadratic)
+    start = NETWORK.start_eta(method.solver.family, jax.random.key(0))
+    np.testing.assert_allclose(state.server.eta_q.linear, start.linear, rtol=1e-6)
+    np.testing.assert_allclose(state.server.eta_q.quadratic, start.quadratic, rtol=1e-6)
+
+
+@pytest.mark.parametrize("privatise", [Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS])
+def test_perturbed_networks_learn_what_no_line_separates(privatise):
+    """Exclusive or, with a budget so large that noise is no matter: 60 visits are steps of gradient ascent."""
+    silos = make_exclusive_or((300, 300))
+    norms = {Privatise.VIRTUAL_CLIENTS: (2.0, 0.05), Privatise.LOCAL_AVERAGING: (600.0, 15.0)}[privatise]
+    protocol = {"rounds": 60, "damping": 0.4, "shards": 300, "clip_norm": norms}
+    settings = dataclasses.replace(PLAIN, privatise=privatise, **protocol)
+    method = build_method(NETWORK, silos, settings, dataclasses.replace(BUDGET, epsilon=500.0), 0)
+    doors = [Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW)) for _ in silos]
+    mean, _ = method.solver.family.to_standard(method.eta(run(method, doors)))
+    whole = concatenate("all", silos)
+    right = (NETWORK.predict(mean, whole.x)[:, 1] > 0.5) == whole.y
+    assert right.mean() > 0.95
+
+
+def make_exclusive_or(sizes) -> list[Silo]:
+    rng = np.random.default_rng(8)
+    silos = []
+    for k, size in enumerate(sizes):
+        x = np.concatenate([rng.choice([-1.0, 1.0], size=(size, 2)), np.ones((size, 1))], axis=1)
+        silos.append(Silo(name=str(k), x=x, y=(x[:, 0] * x[:, 1] > 0).astype(np.int32)))
+    return silos

@@ -15,6 +15,7 @@ from silobayes.engines.buckets import Buckets
 from silobayes.engines.planning import build_method, shard_buckets
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.models.mlp import BinaryMLP
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.ledger import Budget
@@ -36,6 +37,7 @@ from silobayes.testing import FreeAccount, Pair, PrivacyViolation, check_method,
 MAX_ROWS, FEATURES, PAIRS = 24, 3, 104
 MODEL = LogisticRegression(num_features=FEATURES)
 REGRESSION = LinearRegression(num_features=FEATURES, noise_stddev=0.5)
+NETWORK = BinaryMLP(num_features=FEATURES, hidden=(2,))
 PUBLIC_ROWS = {
     "x": np.random.default_rng(9).normal(size=(20, FEATURES)).astype(np.float32),
     "y": np.random.default_rng(9).integers(2, size=20),
@@ -125,6 +127,24 @@ SETTINGS = {
         shards=4,
         posterior=PosteriorKind.FULL,
     ),
+    "local_averaging, network": Settings(
+        privatise=Privatise.LOCAL_AVERAGING,
+        rounds=3,
+        damping=0.5,
+        steps=1,
+        step_size=0.1,
+        clip_norm=(2.0, 0.5),
+        shards=4,
+    ),
+    "virtual_clients, network": Settings(
+        privatise=Privatise.VIRTUAL_CLIENTS,
+        rounds=3,
+        damping=0.5,
+        steps=1,
+        step_size=0.1,
+        clip_norm=(2.0, 0.5),
+        shards=4,
+    ),
 }
 
 
@@ -133,6 +153,7 @@ SETTINGS |= {
     f"{name}, summed": dataclasses.replace(SETTINGS[name], aggregation=SUM)
     for name in (
         "local_averaging",
+        "local_averaging, network",
         "virtual_clients",
         "virtual_clients, exact",
         "parameter_perturbation",
@@ -169,7 +190,8 @@ def planned(name: str, relation: Relation):
     budget = Budget(epsilon=50.0 if is_exact else 1.0, delta=1e-5, relation=relation, unit=Unit.ROW)
     is_loop = settings.privatise is Privatise.DP_OPTIMISATION and settings.aggregation != SUM
     silos = [silo_of(PUBLIC_ROWS)] * (1 if is_loop else 2)
-    return build_method(REGRESSION if is_exact else MODEL, silos, settings, budget, 0, max_rows=[MAX_ROWS] * len(silos))
+    model = REGRESSION if is_exact else NETWORK if "network" in name else MODEL
+    return build_method(model, silos, settings, budget, 0, max_rows=[MAX_ROWS] * len(silos))
 
 
 def method_of(name: str, relation: Relation):
@@ -226,6 +248,8 @@ QUICK = {
     "virtual_clients": Relation.SUBSTITUTE,
     "virtual_clients, parts": Relation.SUBSTITUTE,
     "virtual_clients, exact": Relation.ADD_REMOVE,
+    "virtual_clients, network": Relation.SUBSTITUTE,
+    "local_averaging, network, summed": Relation.SUBSTITUTE,
 }
 CASES = [
     pytest.param(name, relation, marks=() if QUICK.get(name) is relation else pytest.mark.slow)

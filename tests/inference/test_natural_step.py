@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from silobayes.families import FullGaussian, MeanFieldGaussian
 from silobayes.inference.conjugate import full_factor
-from silobayes.inference.natural_step import natural_factor
+from silobayes.inference.natural_step import natural_factor, network_factor
 from silobayes.inference.newton import maximise_glm
 from silobayes.inference.rows import pad
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.models.mlp import BinaryMLP, ClassesMLP
 from silobayes.models.poisson_regression import PoissonRegression
 
 DIM, ROWS = 3, 40
@@ -96,3 +97,37 @@ def test_padding_and_rows_that_are_not_finite_change_nothing():
     for other in (second, third):
         np.testing.assert_allclose(other.linear, first.linear, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(other.quadratic, first.quadratic, rtol=1e-5, atol=1e-5)
+
+
+NETWORKS = {
+    "binary": BinaryMLP(num_features=DIM, hidden=(4,)),
+    "classes": ClassesMLP(num_features=DIM, hidden=(4, 3), num_classes=3),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_of_a_network_it_holds_sums_of_gradients_and_of_their_squares(name):
+    model, rows, key = NETWORKS[name], rows_of(4, NETWORKS[name]), jax.random.key(5)
+    family = MeanFieldGaussian(event_shape=(model.dim,))
+    eta_q = model.start_eta(family, jax.random.key(6))
+    mean, stddev = family.to_standard(eta_q)
+    factor = network_factor(model, family, key, eta_q, rows, jnp.asarray(3.0))
+    by_row = jax.vmap(jax.grad(model.log_likelihood), in_axes=(None, 0, 0))
+    draws = jax.random.normal(key, (4, model.dim))
+    gradients = np.stack([by_row(mean + stddev * e, rows.x, rows.y) for e in draws])
+    precision = 3 * (gradients**2).sum(axis=1).mean(axis=0)
+    np.testing.assert_allclose(-2 * factor.quadratic, precision, rtol=1e-4, atol=1e-5)
+    slope = factor.linear + 2 * factor.quadratic * mean
+    np.testing.assert_allclose(slope, 3 * gradients.sum(axis=1).mean(axis=0), rtol=1e-3, atol=1e-4)
+
+
+def test_padding_and_rows_that_are_not_finite_change_nothing_of_a_networks_factor():
+    model, key, one = NETWORKS["classes"], jax.random.key(5), jnp.asarray(1.0)
+    family = MeanFieldGaussian(event_shape=(model.dim,))
+    eta_q = model.start_eta(family, key)
+    rows, padded = rows_of(3, model), rows_of(3, model, ROWS + 7)
+    dirty = type(rows)(x=padded.x.at[-1].set(jnp.inf), y=padded.y, present=padded.present.at[-1].set(True))
+    first, second, third = (network_factor(model, family, key, eta_q, part, one) for part in (rows, padded, dirty))
+    for other in (second, third):
+        np.testing.assert_allclose(other.linear, first.linear, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(other.quadratic, first.quadratic, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,6 @@
 """Where a shard's change is clipped: one norm or one for each part, in public units."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ BALLS = [
     Ball(clip_norms=(0.7, 0.2)),
     Ball(clip_norms=(0.7, 0.2), scales=(4.0, 0.5)),
 ]
+CENTER = np.array([1.0, -2.0, 0.5])
 balls = pytest.mark.parametrize("ball", BALLS, ids=lambda ball: f"{ball.clip_norms}, {ball.scales}")
 
 
@@ -149,3 +151,28 @@ def test_only_perturbing_methods_clip_parts():
         Settings(
             privatise=Privatise.DP_OPTIMISATION, rounds=1, damping=1.0, steps=1, step_size=0.1, clip_norm=(1.0, 2.0)
         )
+
+
+@balls
+@pytest.mark.parametrize("is_full", [False, True])
+def test_around_a_center_a_change_is_clipped_by_its_slope_there(ball, is_full):
+    """With theta = center + u the linear part in u is the derivative at the center."""
+    centered = dataclasses.replace(ball, center=CENTER)
+    change = change_of(3, is_full)
+    product = change.quadratic @ CENTER if is_full else change.quadratic * CENTER
+    moved = dataclasses.replace(change, linear=change.linear + 2 * product)
+    for ours, oracle in zip(centered.flatten(change), ball.flatten(moved), strict=True):
+        np.testing.assert_allclose(ours, oracle)
+    back = centered.unflatten(centered.flatten(change), change)
+    np.testing.assert_allclose(back.linear, change.linear)
+    np.testing.assert_allclose(back.quadratic, change.quadratic)
+
+
+def test_around_the_mean_clipping_the_precision_leaves_the_mean():
+    """At t = 0 a change that only lowers a precision by less than it should would pull the mean towards 0."""
+    precision, mean = 400.0, CENTER
+    change = eta(MeanFieldGaussianEta, -precision * mean[None], np.full((1, DIM), 0.5 * precision))  # away with it
+    q = eta(MeanFieldGaussianEta, precision * mean, np.full(DIM, -0.5 * precision))
+    clipped = Ball(clip_norms=(1.0, 1.0), center=mean).clip_each(change)
+    after = eta(MeanFieldGaussianEta, q.linear + clipped.linear[0], q.quadratic + clipped.quadratic[0])
+    np.testing.assert_allclose(after.linear / (-2 * after.quadratic), mean, rtol=1e-9)

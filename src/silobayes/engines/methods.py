@@ -20,6 +20,7 @@ from silobayes.engines.solvers import LocalSolver
 from silobayes.inference.noisy_factors import noise_aware
 from silobayes.inference.row_gradients import Clipping
 from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.models.mlp import AbstractMLP
 from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
@@ -104,9 +105,13 @@ class AbstractMethod(abc.ABC):
     def client_step(self, clients: Any, call: Call, doors: Sequence[Door]) -> tuple[Any, pvi.Upload]:
         """All clients' new states, and the *sum* of the uploads of those that are called."""
 
+    def init_eta(self) -> GaussianEta:
+        """Q before the first visit: the product of the prior and the clients' first factors."""
+        return self.eta_p
+
     def init(self) -> RunState:
-        """Start from the prior; every factor is 1."""
-        server = pvi.init_server(self.eta_p)
+        """Before the first visit."""
+        server = pvi.init_server(self.init_eta())
         return RunState(
             step=0,
             server=server,
@@ -114,7 +119,7 @@ class AbstractMethod(abc.ABC):
             recent=jax.tree.map(lambda leaf: np.repeat(leaf[None], _MAX_LAG + 1, axis=0), server.eta_q),
             eta_sum=jax.tree.map(np.zeros_like, server.eta_q),
             num_averaged=0,
-            prior=pvi.ClientState(eta_t=server.eta_q),
+            prior=pvi.ClientState(eta_t=self.eta_p),
         )
 
     def step(self, state: RunState, doors: Sequence[Door]) -> RunState:
@@ -170,8 +175,12 @@ class AbstractMethod(abc.ABC):
 
     def _start(self, state: RunState, down: pvi.Broadcast, lag: int) -> GaussianEta:
         if state.step == 0:
-            return self.solver.model.start_eta(self.solver.family, jax.random.key(self.seed))
+            return self.first_start()
         return self.usable(down.eta_q, state, np.ones(max(0, state.step - lag)))
+
+    def first_start(self) -> GaussianEta:
+        """Where solvers start in the first visit."""
+        return self.solver.model.start_eta(self.solver.family, jax.random.key(self.seed))
 
     def add_up(self, ups: pvi.Upload, call: Call) -> pvi.Upload:
         """The sum of a stack of uploads that need no (more) noise."""
@@ -226,7 +235,12 @@ class PerturbedMethod(AbstractMethod):
     `noise_multipliers` has one entry per client, because a client that is visited less often pays less; with an
     aggregator they are equal, and a total has the noise of `num_clients / num_shares` of them. Private factors, one per
     shard, are those of virtual clients, and of all methods with an aggregator: there a client's own message is not
-    released. q is read as a noisy observation (`inference.noisy_factors`).
+    released.
+
+    q is read as a noisy observation (`inference.noisy_factors`). That would throw a network back to its prior, at which
+    all hidden units are alike and predictions are wild. So a network's first factors are such that q is its start, its
+    changes are clipped around the current mean, and q is read as it is: means are learned, while precisions stay near
+    those of the start.
     """
 
     shards: Buckets
@@ -239,8 +253,15 @@ class PerturbedMethod(AbstractMethod):
 
     def init_clients(self) -> pvi.ClientState:
         """See `AbstractMethod`."""
-        count = sum(self.shards_per_client) if self._factor_per_shard else self.num_clients
-        return pvi.init_clients(self.solver.family, count)
+        shards = np.array(self.shards_per_client)
+        owners = np.repeat(np.arange(self.num_clients), shards if self._factor_per_shard else 1)
+        shares = (shards[owners] if self.averages_shards else np.ones(len(owners))) / shards.sum()
+        first = jax.tree.map(lambda start, prior: (start - prior)[None], self.init_eta(), self.eta_p)
+        return pvi.ClientState(eta_t=dp_pvi.times(shares, first))
+
+    def init_eta(self) -> GaussianEta:
+        """See `AbstractMethod`."""
+        return pvi.to_host(self.first_start()) if self._is_network else self.eta_p
 
     def events(self, client: int, num_visits: int) -> tuple[AbstractEvent, ...]:
         """See `AbstractMethod`."""
@@ -267,19 +288,22 @@ class PerturbedMethod(AbstractMethod):
             released = dp_pvi.release_each(doors, bounded, noise)
             return [np.sum(parts, axis=0) for parts in zip(*(one.blocks for one in released), strict=True)]
 
+        ball = self._ball_at(call.start)
         shared: dict[str, Any] = {"owners": owners, "damping": self.damping}
         if self._factor_per_shard:
             own = _take(clients, parts)
             visited, total = dp_pvi.shard_factors_step(
-                own, call.down, refit, self.ball, release, weights=1.0 / tempering, **shared
+                own, call.down, refit, ball, release, weights=1.0 / tempering, **shared
             )
             return _put(clients, parts, visited), total
         own = _take(clients, call.at)
-        visited, ups = dp_pvi.local_averaging_step(doors, own, call.down, refit, self.ball, noise, **shared)
+        visited, ups = dp_pvi.local_averaging_step(doors, own, call.down, refit, ball, noise, **shared)
         return _put(clients, call.at, visited), pvi.plain_sum(ups)
 
     def usable(self, eta: GaussianEta, state: RunState, weights: np.ndarray) -> GaussianEta:
         """See `AbstractMethod`: the posterior given a noisy sum of factors."""
+        if self._is_network:
+            return super().usable(eta, state, weights)
         multipliers = np.array(self.noise_multipliers)
         variances = np.array([np.sum(multipliers[list(visit.clients)] ** 2) for visit in self.visits[: len(weights)]])
         size = self.damping * float(np.sqrt(weights**2 @ variances / self.num_shares))
@@ -293,9 +317,19 @@ class PerturbedMethod(AbstractMethod):
         )
         return pvi.to_single(posterior)
 
+    def _ball_at(self, eta_q: GaussianEta) -> dp_pvi.Ball:
+        if not self._is_network:
+            return self.ball
+        mean = self.solver.family.to_standard(eta_q).mean  # type: ignore[arg-type]
+        return dataclasses.replace(self.ball, center=np.asarray(mean, dtype=np.float64))
+
     @property
     def _factor_per_shard(self) -> bool:
         return self.aggregator is not None or not self.averages_shards
+
+    @property
+    def _is_network(self) -> bool:
+        return isinstance(self.solver.model, AbstractMLP)
 
 
 def no_change(ball: dp_pvi.Ball, family: GaussianFamily) -> Bounded:

@@ -11,15 +11,16 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from silobayes.engines.buckets import Buckets
-from silobayes.families import FullGaussian
+from silobayes.families import FullGaussian, MeanFieldGaussian
 from silobayes.inference.conjugate import full_factor, mean_field_factor
 from silobayes.inference.coordinates import num_coordinates
 from silobayes.inference.dp_vi import ascend_privately
-from silobayes.inference.natural_step import natural_factor
+from silobayes.inference.natural_step import natural_factor, network_factor
 from silobayes.inference.row_gradients import Clipping
 from silobayes.inference.rows import Rows
 from silobayes.inference.vi import maximise, maximise_prior
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.layered import AbstractLayeredModel
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.door import Door
 from silobayes.privacy.loops import Step, StepPlan, open_steps
@@ -91,8 +92,8 @@ class LocalSolver:
     ) -> GaussianEta:
         """What the factors of the chosen shards should become, their likelihoods to the powers `tempering`.
 
-        Generalised linear models take one natural step from the proper `eta_q` (see `natural_step` why); other models
-        divide their local optimum by the cavity.
+        Generalised linear models and networks take one natural step from the proper `eta_q` (see `natural_step` why);
+        other models divide their local optimum by the cavity.
         """
         cavities, q = to_single(eta_cavity), to_single(eta_q)
         powers = tempering.astype(np.float32)
@@ -100,6 +101,8 @@ class LocalSolver:
         def call(rows: Rows, at: np.ndarray) -> GaussianEta:
             if isinstance(self.model, AbstractGLM):
                 return _natural_factors(self.model, self.family, q, rows, powers[at])
+            if isinstance(self.model, AbstractLayeredModel) and isinstance(self.family, MeanFieldGaussian):
+                return _network_factors(self.model, self.family, key, q, rows, powers[at])
             own = _usable(self.family, _take(cavities, at), floor=self.floor)
             steps = {"num_steps": self.num_steps, "floor": self.floor}
             optima = _solve(self.model, self.family, key, chosen[at], own, q, rows, powers[at], self.step_size, **steps)
@@ -186,6 +189,11 @@ def _usable(family, eta_cavity, *, floor):
 @jax.jit
 def _natural_factors(model, family, eta_q, rows, tempering):
     return jax.vmap(lambda part, power: natural_factor(model, family, eta_q, part, power))(rows, tempering)
+
+
+@jax.jit
+def _network_factors(model, family, key, eta_q, rows, tempering):
+    return jax.vmap(lambda part, power: network_factor(model, family, key, eta_q, part, power))(rows, tempering)
 
 
 @partial(jax.jit, static_argnames="floor")

@@ -1,7 +1,8 @@
-"""The likelihood factor of a generalised linear model's rows, as a Gaussian q sees them.
+"""The likelihood factor of rows, as a Gaussian q sees them.
 
-A row is seen through `f = x @ theta`, and the natural gradient of `E_q[log p(rows)]` is itself a natural parameter
-(Khan and Lin 2017, "conjugate-computation variational inference"). With expected scores a and curvatures w of the rows,
+A row of a generalised linear model is seen through `f = x @ theta`, and the natural gradient of `E_q[log p(rows)]` is
+itself a natural parameter (Khan and Lin 2017, "conjugate-computation variational inference"). With expected scores a
+and curvatures w of the rows,
 
     full:       precision = X' W X,               linear = X' a + precision @ mean
     mean field: precision_j = sum_i w_i x_ij^2,   linear = X' a + precision * mean
@@ -11,14 +12,21 @@ whatever the tempering and the split into shards. The full local optimum of a *t
 chance of its own few rows, and the mean over shards of such optima is not the optimum of the mean. For untempered
 shards of few rows the step is their optimum but for second-order terms. It needs no cavity, so a noisy one cannot
 make it run away.
+
+Networks take draws from q instead of closed forms, and squares of the rows' gradients for their curvatures, which are
+the same in expectation over the model's own labels (Khan et al. 2018, "VOGN").
 """
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian, MeanFieldGaussianEta
 from silobayes.inference.rows import Rows, usable
 from silobayes.models.base import AbstractGLM, GaussianEta, GaussianFamily
+from silobayes.models.layered import AbstractLayeredModel
+
+_NUM_DRAWS = 4
 
 
 def natural_factor(
@@ -51,3 +59,33 @@ def natural_factor(
     score, curvature = derivatives(mean, x**2 @ stddev**2)
     precision = curvature @ x**2
     return MeanFieldGaussianEta(linear=score @ x + precision * mean, quadratic=-0.5 * precision)
+
+
+def network_factor(
+    model: AbstractLayeredModel,
+    family: MeanFieldGaussian,
+    key: PRNGKeyArray,
+    eta_q: MeanFieldGaussianEta,
+    rows: Rows,
+    tempering: Float[Array, ""],
+) -> MeanFieldGaussianEta:
+    """The same for a network and the mean-field family, at a few draws of q: `linear = g + precision * mean`.
+
+    Guarantees:
+        - g and precision are sums of the rows' gradients and of their squares, averaged over draws
+        - padding rows change nothing
+    """
+    rows = usable(rows)
+    mean, stddev = family.to_standard(eta_q)
+
+    def at_draw(e: Float[Array, " dim"]) -> tuple[Array, Array]:
+        theta = mean + stddev * e
+        passes = model.forward(theta, rows.x)
+        scores = jnp.where(rows.present[:, None], model.output_scores(passes.output, rows.y), 0.0)
+        layers = list(zip(passes.inputs, model.backward(theta, passes, scores), strict=True))
+        gradient = jnp.concatenate([(inputs.T @ back).ravel() for inputs, back in layers])
+        return gradient, jnp.concatenate([((inputs**2).T @ back**2).ravel() for inputs, back in layers])
+
+    gradients, squares = jax.lax.map(at_draw, jax.random.normal(key, (_NUM_DRAWS, model.dim)))
+    gradient, precision = tempering * gradients.mean(axis=0), tempering * squares.mean(axis=0)
+    return MeanFieldGaussianEta(linear=gradient + precision * mean, quadratic=-0.5 * precision)

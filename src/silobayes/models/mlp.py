@@ -44,13 +44,18 @@ class AbstractMLP(AbstractLayeredModel):
             inputs = tuple(f"unit{unit}" for unit in range(outputs))
         return tuple(names)
 
+    @property
+    def start_stddev(self) -> float:
+        """Of each weight in `start_eta`."""
+        return min(_START_STDDEV, self.prior_stddev)
+
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
         """Random means (He et al. 2015, biases 0) and small deviations: at the prior all hidden units are alike."""
         means = []
         for layer_key, (rows, columns) in zip(jax.random.split(key, len(self.shapes)), self.shapes, strict=True):
             weights = jax.random.normal(layer_key, (rows - 1, columns)) * math.sqrt(2 / (rows - 1))
             means.append(jnp.concatenate([weights, jnp.zeros((1, columns))]).ravel())
-        return isotropic_eta(family, jnp.concatenate(means), min(_START_STDDEV, self.prior_stddev))
+        return isotropic_eta(family, jnp.concatenate(means), self.start_stddev)
 
 
 class BinaryMLP(AbstractMLP):

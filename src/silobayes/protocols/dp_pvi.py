@@ -44,11 +44,14 @@ class Ball:
         clip_norms: One norm for the whole change, or two: of its linear and of its quadratic part.
         scales: Public positive numbers (linear part, quadratic part): the change is divided by them before it is
             clipped, and the release multiplied, so that both parts have comparable sizes.
+        center: A public point, 0 by default: changes are clipped and noised as functions of `theta - center`, so that
+            what happens to the quadratic part leaves a mean at this point where it is (UNCERTAINTY F1, t).
         unit: row, person (whose rows must all be in one shard) or client (whose change is a single term).
     """
 
     clip_norms: tuple[float, ...]
     scales: tuple[float, float] = (1.0, 1.0)
+    center: np.ndarray | None = None
     unit: Unit = Unit.ROW
 
     def __post_init__(self) -> None:
@@ -62,6 +65,7 @@ class Ball:
     def flatten(self, change: GaussianEta) -> list[np.ndarray]:
         """A stack of changes as matrices, one per block."""
         linear, quadratic = np.asarray(change.linear, np.float64), np.asarray(change.quadratic, np.float64)
+        linear = linear + self._slope_at_center(quadratic, linear.ndim)
         if quadratic.ndim == linear.ndim + 1:
             quadratic = pack_symmetric((quadratic + np.swapaxes(quadratic, -1, -2)) / 2)
         parts = [linear / self.scales[0], quadratic / self.scales[1]]
@@ -72,9 +76,16 @@ class Ball:
         dim = like.linear.shape[-1]
         joint = np.concatenate(blocks, axis=-1)
         linear, quadratic = joint[..., :dim] * self.scales[0], joint[..., dim:] * self.scales[1]
-        is_full = np.ndim(like.quadratic) == np.ndim(like.linear) + 1
-        leaves = (linear, unpack_symmetric(quadratic) if is_full else quadratic)
+        if np.ndim(like.quadratic) == np.ndim(like.linear) + 1:
+            quadratic = unpack_symmetric(quadratic)
+        leaves = (linear - self._slope_at_center(quadratic, linear.ndim), quadratic)
         return eqx.tree_at(lambda eta: (eta.linear, eta.quadratic), like, leaves)
+
+    def _slope_at_center(self, quadratic: np.ndarray, num_axes: int) -> np.ndarray | float:
+        """The derivative at the center of the quadratic part alone; `num_axes` are those of the linear part."""
+        if self.center is None:
+            return 0.0
+        return 2 * (quadratic @ self.center if quadratic.ndim > num_axes else quadratic * self.center)
 
     def bounded_sum(self, change: GaussianEta) -> Bounded:
         """The sum over shards of their clipped changes, ready for the door."""
@@ -137,7 +148,7 @@ def local_averaging_step(
         - without noise and clipping it reaches the exact posterior of a conjugate model for any number of shards
     """
     own = jax.tree.map(lambda leaf: leaf[owners], clients.eta_t)  # all shards of a client share its factor
-    change = _times(1.0 / np.bincount(owners)[owners], refit(down.eta_q - own, down.eta_q) - own)
+    change = times(1.0 / np.bincount(owners)[owners], refit(down.eta_q - own, down.eta_q) - own)
     released = release_each(doors, _bounded_sums(ball, change, owners), noise_multipliers)
     blocks = [np.stack(parts) for parts in zip(*(one.blocks for one in released), strict=True)]
     d_eta = damping * ball.unflatten(blocks, clients.eta_t)
@@ -168,9 +179,9 @@ def shard_factors_step(
         - one changed row moves each released sum by no more than is priced, in every round
         - a shard's factor holds neither noise nor another shard's rows
     """
-    change = _times(weights, refit(down.eta_q - clients.eta_t, down.eta_q) - clients.eta_t)
+    change = times(weights, refit(down.eta_q - clients.eta_t, down.eta_q) - clients.eta_t)
     total = ball.unflatten(release(_bounded_sums(ball, change, owners)), down.eta_q)
-    eta_t = clients.eta_t + _times(damping / weights, ball.clip_each(change))  # of its own shard, noise-free
+    eta_t = clients.eta_t + times(damping / weights, ball.clip_each(change))  # of its own shard, noise-free
     return ClientState(eta_t=eta_t), Upload(d_eta=damping * total)
 
 
@@ -193,6 +204,6 @@ def _bounded_sums(ball: Ball, change: GaussianEta, owners: np.ndarray) -> list[B
     ]
 
 
-def _times(factors: np.ndarray, eta: GaussianEta) -> GaussianEta:
+def times(factors: np.ndarray, eta: GaussianEta) -> GaussianEta:
     """Each shard times its own number."""
     return jax.tree.map(lambda leaf: factors.reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, eta)
