@@ -145,7 +145,7 @@ def _go_on(
             directory.save_step(state, state.step, _trace(inputs, method, state))
             if progress is not None:
                 progress(_progress(inputs, method, state, doors))
-        certificate = _certificate(inputs, settings, budget, doors, directory, account)
+        certificate = _certificate(inputs, settings, budget, doors, directory, account) | method.released(state)
         eta = method.eta(state)
         posterior = Posterior(
             family=method.solver.family, eta=eta, names=inputs.names, model=inputs.model, provenance=certificate
@@ -171,6 +171,7 @@ def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str,
     return {
         "visited": [inputs.silos[m].name for m in method.visits[state.step - 1].clients],
         "eta": {"linear": np.asarray(eta.linear).tolist(), "quadratic": np.asarray(eta.quadratic).tolist()},
+        **method.released(state),
     }
 
 
