@@ -280,7 +280,7 @@ class PerturbedMethod(AbstractMethod):
     def first_changes(self, call: Call) -> tuple[GaussianEta, np.ndarray]:
         """What the called clients' shards ask for while all factors are 1, and the client of each: private."""
         parts, owners, tempering, refit = self._called(call)
-        ones = pvi.init_clients(self.solver.family, len(parts)).eta_t
+        ones = pvi.init_clients(self.solver.family, len(parts))
         return dp_pvi.shard_changes(ones, call.down, refit, 1.0 / tempering), owners
 
     def _called(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray, dp_pvi.Refit]:

@@ -17,6 +17,7 @@ from silobayes.defaults import Settings
 from silobayes.engines.linreg import Sum, Sums
 from silobayes.engines.methods import AbstractMethod, Call, PerturbedMethod, RunState
 from silobayes.models.base import GaussianEta
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.ledger import Budget
@@ -81,12 +82,12 @@ class QuantileMethod(AbstractMethod):
             for m in range(len(call.at))
         ]
         released = self.first.release_blocks(doors, bounded, call.index)
-        path = {"damping": self.damping, "num_visits": np.mean(visits_per_client(self.then.visits, self.num_clients))}
-        chosen = [
-            clip_norms.quantile_norm(counts, grid, self.quantile)
-            for counts, grid in zip(released, grids, strict=True)
+        norms = [
+            clip_norms.quantile_norm(counts, grid, self.quantile) for counts, grid in zip(released, grids, strict=True)
         ]
-        return np.array([clip_norms.norm_per_visit(norm, **path) for norm in chosen])
+        num_visits = float(np.mean(visits_per_client(self.then.visits, self.num_clients)))
+        path = {"damping": self.damping, "num_visits": num_visits}
+        return np.array([clip_norms.norm_per_visit(norm, **path) for norm in norms])
 
     def _clipped_to(self, norms: np.ndarray) -> PerturbedMethod:
         ball = dataclasses.replace(self.then.ball, clip_norms=tuple(norms.tolist()))
@@ -117,9 +118,7 @@ def build(
     counts = empty_counts(dp_pvi.Ball(clip_norms=(1.0, 1.0), unit=budget.unit))
     share = dataclasses.replace(budget, epsilon=settings.first_share * budget.epsilon)
     noise = least_noise(lambda std: sums.mechanism(std).event(counts, budget.relation), share)
-    first = Sum(
-        noise_multiplier=noise, aggregator=sums.of_shares(counts, noise, num_terms=max(shards), num_sums=1)
-    )
+    first = Sum(noise_multiplier=noise, aggregator=sums.of_shares(counts, noise, num_terms=max(shards), num_sums=1))
     error = clip_norms.noise_of_share(first.noise_std(1.0, num_clients), sum(shards))
     lowest = min(settings.clip_quantile, 1.0 - settings.clip_quantile)
     if not 2 * error < lowest:
@@ -139,7 +138,7 @@ def build(
     )
 
 
-def empty_counts(ball: dp_pvi.Ball) -> Any:
+def empty_counts(ball: dp_pvi.Ball) -> Bounded:
     """The counts of a silo without shards: enough to say what they cost."""
     nothing = np.zeros((0, 1))
     return clip_norms.bounded_counts([nothing, nothing], _grids(ball), ball.unit)

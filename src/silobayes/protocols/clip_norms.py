@@ -7,7 +7,7 @@ these counts leave; what follows from them is public.
 - `bounded_counts`: a shard adds two ones, whatever its rows hold. A changed row moves each of them from one bin to
   another: sqrt(2) in each histogram, released and priced as one joint vector (persons, dealt by their id: two shards).
 - `quantile_norm`: the smallest norm of the public grid whose noisy share of counts reaches the quantile.
-- `norm_per_visit`: a factor goes `damping` of the way in each visit, so it needs no more than this to arrive.
+- `norm_per_visit`: a factor moves by `damping` times the clip norm in each visit, so it need not get there in one.
 
 The grid is public: steps of sqrt(2) around the norm that the default rule gives, two orders of magnitude to each side.
 """
@@ -65,17 +65,21 @@ def quantile_norm(counts: np.ndarray, grid: np.ndarray, quantile: float) -> floa
 
 
 def norm_per_visit(norm: float, *, damping: float, num_visits: float) -> float:
-    """The clip norm with which a factor gets as far as `norm` in all visits: it moves `damping` times that in each.
+    """The clip norm with which a factor gets as far as `norm` in half of its visits, or `norm` itself if it cannot.
+
+    While clipping binds, the noise of the answer grows with the path and not with how it is cut into visits. Half of
+    them, because the answer is the average of q over the other half.
 
     Guarantees:
-        - the path of all visits together is `norm`, and no visit is clipped to more than that
+        - half of the visits make a path of `norm`, and no visit is clipped to more than that
     """
-    return norm / max(1.0, damping * num_visits)
+    return norm / max(1.0, damping * num_visits / 2)
 
 
 def noise_of_share(stddev: float, num_shards: int) -> float:
-    """The standard deviation of the noise on the share of shards below the middle of the grid.
+    """How far noise moves the share of shards that a norm is compared by: the standard deviation, at a quantile of 1/2.
 
-    Of `(1 - s) * counts below - s * counts above`, over the number of shards, at s = 1/2.
+    Half of the difference between the counts below and above it, over the number of shards; `stddev` is that of the
+    noise on one count.
     """
     return stddev * float(np.sqrt(NUM_BINS)) / 2 / num_shards
