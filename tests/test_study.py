@@ -105,6 +105,19 @@ def test_every_key_of_a_study_file_is_read(tmp_path):
     assert Study.from_toml(str(tmp_path / "study.toml")) == study
 
 
+def test_a_quantile_instead_of_a_clip_norm_is_read():
+    chosen = {**VIRTUAL, "clip_norm": "quantile", "clip_quantile": 0.8, "first_share": 0.2}
+    study = Study.from_dict(changed(protocol=chosen))
+    assert (study.protocol.clip_norm, study.protocol.clip_quantile, study.protocol.first_share) == (
+        "quantile",
+        0.8,
+        0.2,
+    )
+    assert Study.from_dict(study.to_dict()) == study
+    persons = Study.from_dict(changed(**PERSON, protocol={"clip_norm": "quantile"}))  # local averaging is their default
+    assert persons.protocol.clip_norm == "quantile"
+
+
 def test_what_is_left_out_is_none_and_follows_the_default_rule():
     protocol = Study.from_dict(changed()).protocol
     assert protocol.kind is ProtocolKind.PVI
@@ -252,6 +265,17 @@ BAD = [
     ("protocol.clip_norm", {"protocol": {**VIRTUAL, "clip_norm": [1.0, float("nan")]}}),
     ("protocol.clip_norm", {"protocol__clip_norm": [1.0, 2.0]}),
     ("protocol.clip_norm", {"protocol": {**VIRTUAL, "scales": [1.0, 2.0]}}),
+    ("protocol.clip_norm", {"protocol": {**VIRTUAL, "clip_norm": "median"}}),
+    ("protocol.clip_norm", {"protocol": {"clip_norm": "quantile"}}),
+    ("protocol.clip_norm", {"protocol": {"privatise": "dp_optimisation", "clip_norm": "quantile"}}),
+    ("protocol.clip_quantile", {"protocol": {**VIRTUAL, "clip_quantile": 0.5}}),
+    ("protocol.clip_quantile", {"protocol": {**VIRTUAL, "clip_norm": 1.0, "clip_quantile": 0.5}}),
+    ("protocol.clip_quantile", {"protocol": {**VIRTUAL, "clip_norm": "quantile", "clip_quantile": 0.0}}),
+    ("protocol.clip_quantile", {"protocol": {**VIRTUAL, "clip_norm": "quantile", "clip_quantile": 1.0}}),
+    ("protocol.clip_quantile", {"protocol": {**VIRTUAL, "clip_norm": "quantile", "clip_quantile": "half"}}),
+    ("protocol.first_share", {"protocol": {**VIRTUAL, "clip_norm": 1.0, "first_share": 0.1}}),
+    ("protocol.first_share", {"protocol": {**VIRTUAL, "clip_norm": "quantile", "first_share": 1.0}}),
+    ("protocol.scales", {"protocol": {**VIRTUAL, "clip_norm": "quantile", "scales": [1.0, 1.0]}}),
     ("protocol.scales", {"protocol": {**VIRTUAL, "clip_norm": 1.0, "scales": 3.0}}),
     ("protocol.scales", {"protocol": {**VIRTUAL, "clip_norm": 1.0, "scales": [1.0, -1.0]}}),
     ("protocol.scales", {"protocol": {"clip_norm": 1.0, "scales": [1.0, 1.0]}}),

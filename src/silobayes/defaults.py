@@ -53,6 +53,7 @@ from silobayes.protocols.schedule import Schedule
 from silobayes.study import (
     LARGEST_FIRST_SHARE,
     PERTURBING,
+    QUANTILE,
     AggregationKind,
     AggregationSection,
     Clipping,
@@ -74,11 +75,13 @@ _LARGEST_FULL = 120
 # How far a shard's factor can travel in all rounds, in units of sqrt(its rows) * typical norm: where every shard has
 # its own, and where all shards of a silo share one.
 _TRAVEL, _SHARED_TRAVEL = 0.45, 0.8
+# Of epsilon, for the counts of norms alone where clip norms are a quantile.
+_NORMS_SHARE = 0.1
 # All factors of shards together: what a machine holds and a checkpoint writes.
 _MOST_NUMBERS = 24_000_000
 # Networks with perturbing methods: the clip norm of a shard's gradient, in units of sqrt(its rows) * typical norm; that
 # of its precisions, over the former; and the step along the average gradient of a row.
-_NETWORK_CLIP, _NETWORK_QUADRATIC, _NETWORK_STEP = 0.15, 0.1, 2.0
+_NETWORK_CLIP, _NETWORK_QUADRATIC, _NETWORK_STEP = 0.15, 0.1, 1.25
 # How many persons there are is not public; shards that nobody is dealt to do no harm.
 _ROWS_PER_PERSON = 4
 
@@ -98,6 +101,8 @@ class Settings:
             study; private visits keep it.
         clip_norm: Of a row's gradient (dp_optimisation) or of a shard's scaled change (perturbing methods; or two: of
             its linear and of its quadratic part).
+        clip_quantile: Only with perturbing methods: clip norms follow from this quantile of the shards' first changes,
+            within a grid around `clip_norm`. None: they are `clip_norm`.
         sample_rate: Expected share of the rows in one batch.
         shards: Per silo; or one number for each.
         clipping: How a row's gradient is clipped.
@@ -106,8 +111,8 @@ class Settings:
         scales: Public sizes of the linear and the quadratic part of a change; changes are clipped in these units.
         clients_per_round: Only with schedule = sampled.
         committee: Only with kind = bcm: which prior a silo uses.
-        first_share: Only with hybrid and linreg: the share of epsilon that would pay for the first part alone (hybrid:
-            the statistics; linreg: the marginal standard deviations).
+        first_share: Only with hybrid, linreg and a quantile: the share of epsilon that would pay for the first part
+            alone (hybrid: the statistics; linreg: the marginal standard deviations; quantile: the counts of norms).
         projection: Only with linreg: whether rows are projected onto thresholds within their bounds.
         bounds: Only with linreg: what a row can hold.
         x_bound: Only with sufficient_statistics and hybrid: norm to which a row's features are pulled back.
@@ -123,6 +128,7 @@ class Settings:
     steps: int
     step_size: float
     clip_norm: float | tuple[float, float] = 1.0
+    clip_quantile: float | None = None
     sample_rate: float = 1.0
     shards: int | tuple[int, ...] = 1
     clipping: Clipping = Clipping.LABEL_FREE
@@ -152,6 +158,13 @@ class Settings:
         if len(self.clip_norms) > 1 and self.privatise not in PERTURBING:
             fix = "Only the perturbing methods clip parts of a change; give one number."
             raise InvalidInput("protocol.clip_norm", "one number", list(self.clip_norms), fix)
+        if self.clip_quantile is not None:
+            below_one = math.nextafter(1.0, 0.0)
+            key, fix = "protocol.clip_quantile", "Correct or remove the key."
+            require_number(key, self.clip_quantile, above=0.0, at_most=below_one, fix=fix)
+            if len(self.clip_norms) != 2 or self.scales != (1.0, 1.0):
+                fix = "A quantile is chosen for each part; give the two norms that it is looked for around."
+                raise InvalidInput("protocol.clip_norm", "two norms without scales", list(self.clip_norms), fix)
         if self.shards != 1 and self.privatise is Privatise.PARAMETER_PERTURBATION:
             fix = "Parameter perturbation has one shard; use local_averaging or virtual_clients."
             raise InvalidInput("protocol.shards", "1", self.shards, fix)
@@ -226,6 +239,9 @@ def resolve(study: Study, facts: PublicFacts) -> Settings:
     chosen: dict[str, Any] = {key: getattr(protocol, key) for key in _KEYS if getattr(protocol, key) is not None}
     privatise = chosen.setdefault("privatise", privatise_of(study))
     rules = {**_common_rules(study, facts), **_method_rules(study, facts, privatise)}
+    if protocol.clip_norm == QUANTILE:
+        del chosen["clip_norm"]  # the rule's norms are the middle of the grid
+        rules |= {"clip_quantile": 0.5, "first_share": _NORMS_SHARE}
     if protocol.kind is ProtocolKind.STREAMING_VB:
         rules |= {"schedule": Schedule.SEQUENTIAL, "rounds": 1, "damping": 1.0, "steps": 500}
         chosen["kind"] = ProtocolKind.PVI
@@ -252,6 +268,7 @@ _KEYS = (
     "steps",
     "step_size",
     "clip_norm",
+    "clip_quantile",
     "scales",
     "sample_rate",
     "shards",

@@ -129,6 +129,8 @@ _WITHOUT_LABEL_BOUND = (ModelKind.GAUSSIAN, ModelKind.NUMPYRO)
 _SHARDED = (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
 # Methods that clip and noise a change of natural parameters.
 PERTURBING = (Privatise.PARAMETER_PERTURBATION, *_SHARDED)
+# The clip norm that a perturbing method chooses through the door.
+QUANTILE = "quantile"
 # Methods whose posterior includes the privacy noise.
 NOISE_AWARE = (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION)
 # Of epsilon: the start of a hybrid must leave something for the rest.
@@ -197,7 +199,8 @@ class PrivacySection:
 class ProtocolSection:
     """[protocol]: None means that the method's default rule decides, from public facts alone.
 
-    `clip_norm` may be two numbers for a perturbing method: of the linear and of the quadratic part of a change.
+    `clip_norm` may be two numbers for a perturbing method: of the linear and of the quadratic part of a change; or
+    "quantile": they are chosen from the shards' first changes, through the door.
     """
 
     kind: ProtocolKind = ProtocolKind.PVI
@@ -207,7 +210,8 @@ class ProtocolSection:
     damping: float | None = None
     steps: int | None = None
     step_size: float | None = None
-    clip_norm: float | tuple[float, float] | None = None
+    clip_norm: float | tuple[float, float] | str | None = None
+    clip_quantile: float | None = None
     scales: tuple[float, float] | None = None
     sample_rate: float | None = None
     shards: int | None = None
@@ -233,12 +237,19 @@ class ProtocolSection:
         highest_values = {"damping": 1.0, "sample_rate": 1.0, "step_size": math.inf, "first_share": LARGEST_FIRST_SHARE}
         for key, highest in highest_values.items():
             _number(self, "protocol", key, highest, "Correct or remove the key.")
+        _number(self, "protocol", "clip_quantile", math.nextafter(1.0, 0.0), "Correct or remove the key.")
         if isinstance(self.clip_norm, (list, tuple)):
             _two_numbers(self, "clip_norm")
-        else:
-            _number(self, "protocol", "clip_norm", math.inf, "Correct or remove the key.")
+        elif self.clip_norm != QUANTILE:
+            _number(self, "protocol", "clip_norm", math.inf, 'Pass a number or "quantile", or remove the key.')
+        if self.clip_quantile is not None and self.clip_norm != QUANTILE:
+            expected, fix = "no value without clip_norm = quantile", "Remove the key, or set protocol.clip_norm."
+            raise InvalidInput("protocol.clip_quantile", expected, self.clip_quantile, fix)
         if self.scales is not None:
             _two_numbers(self, "scales")
+            if self.clip_norm == QUANTILE:
+                fix = "The chosen norms are the sizes of the parts; remove the key."
+                raise InvalidInput("protocol.scales", "no value with clip_norm = quantile", list(self.scales), fix)
             if self.clip_norm is None:
                 fix = "Add the key: its default is not in units of protocol.scales."
                 raise InvalidInput("protocol.clip_norm", "a norm in units of scales", "nothing", fix)
@@ -256,9 +267,10 @@ class ProtocolSection:
         if self.committee is not None and self.kind is not ProtocolKind.BCM:
             raise InvalidInput("protocol.committee", "no value without bcm", self.committee.value, "Remove the key.")
         self._check_linreg()
-        two_parts = self.privatise is Privatise.HYBRID or (self._projects and self.projection is not False)
+        projects = self._projects and self.projection is not False
+        two_parts = self.privatise is Privatise.HYBRID or projects or self.clip_norm == QUANTILE
         if self.first_share is not None and not two_parts:
-            expected = "no value without hybrid, or linreg with projection"
+            expected = "no value without hybrid, clip_norm = quantile, or linreg with projection"
             raise InvalidInput("protocol.first_share", expected, self.first_share, "Remove the key.")
         if self.shards is not None and self.privatise not in (None, *_SHARDED):
             expected = "no value without local_averaging or virtual_clients"
@@ -464,6 +476,9 @@ class Study:
         perturbs = protocol.privatise in PERTURBING or (
             protocol.privatise is None and self.privacy.mode is Mode.DP and self.privacy.unit is Unit.PERSON
         )
+        if protocol.clip_norm == QUANTILE and not perturbs:
+            expected = "a number without parameter_perturbation, local_averaging or virtual_clients"
+            raise InvalidInput("protocol.clip_norm", expected, QUANTILE, "Give a number, or set protocol.privatise.")
         for key in ("clip_norm", "scales"):
             if isinstance(getattr(protocol, key), tuple) and not perturbs:
                 expected = "parts only with parameter_perturbation, local_averaging or virtual_clients"

@@ -73,6 +73,17 @@ def test_what_leaves_a_site_is_that_of_the_method() -> None:
     assert "common optimisation" in common
 
 
+@pytest.mark.parametrize("kind", ["none", "trusted"])
+def test_the_release_that_chooses_clip_norms_is_said(kind: str) -> None:
+    for method in ("parameter_perturbation", "local_averaging", "virtual_clients"):
+        tables = {**BASE, "aggregation": {"kind": kind}}
+        later = what_leaves(Study.from_dict({**tables, "protocol": {"privatise": method}}))
+        said = what_leaves(Study.from_dict({**tables, "protocol": {"privatise": method, "clip_norm": "quantile"}}))
+        assert said.endswith(f"then, in each round, {later}")
+        assert said.startswith("once, before the first round, counts of how large the changes are")
+        assert said.count("share of the noise") == (2 if kind == "trusted" else 0)
+
+
 SUMS = ("trusted", "secret_sharing", "pairwise_masks")
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.encoding import Categorical, Numeric
+from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractGaussianLikeEvent
+from silobayes.privacy.relation import Relation
 from silobayes.report.planning import counted_rows, made_up_rows, plan, silo_rows
 from silobayes.study import Study
 from tests.report import run_cases
@@ -37,6 +39,21 @@ def test_the_planned_price_is_within_the_budget_and_the_noise_follows_it() -> No
             assert event.count == 10
         stds.append(made.silos[0].events[0].std)  # type: ignore[attr-defined]
     assert stds == sorted(stds, reverse=True)
+
+
+def test_a_plan_with_a_quantile_has_the_release_that_chooses_the_norms() -> None:
+    protocol = {"privatise": "virtual_clients", "clip_norm": "quantile", "rounds": 3}
+    made = plan(Study.from_dict({**BASE, "protocol": protocol}), [3000, 2000])
+    known = {"relation": Relation.SUBSTITUTE, "delta": 1e-5}
+    for silo in made.silos:
+        assert [event.count for event in silo.events] == [1, 3]
+        assert 0.099 < accounting.price(silo.events[:1], **known).epsilon <= 0.1
+        assert silo.epsilon is not None
+        assert 0.99 < silo.epsilon <= 1.0
+    assert made.num_messages == 2 * 2 * 4
+    answer = made.to_json()
+    assert answer["settings"]["clip_quantile"] == 0.5
+    assert answer["leaves_a_site"].startswith("once, before the first round, counts")
 
 
 def test_widths_without_privacy_are_the_closed_form_and_noise_never_narrows_them() -> None:

@@ -87,6 +87,10 @@ def _print(made: "Plan") -> None:
         if len(made.widths) > _MAX_LINES:
             console.print(f"... and {len(made.widths) - _MAX_LINES} more coefficients")
     console.print(Text(f"Each site sends {answer['leaves_a_site']}"))
+    if made.settings.clip_quantile is not None:
+        console.print(
+            "The first release chooses the clip norms, around those of the settings; the others are clipped to them."
+        )
     if answer["num_shares"] is not None:
         console.print(f"The noise std is that of {answer['num_shares']} shares; every silo of a sum adds one.")
 

@@ -50,11 +50,16 @@ class Sum:
         return self.noise_multiplier * clip_norm * float(np.sqrt(num_clients / num_shares))
 
     def release(self, doors: Sequence[Door], bounded: Sequence[Bounded], sum_index: int) -> np.ndarray:
-        """The sum over silos with its noise."""
+        """The sum over silos with its noise, of one block."""
+        (value,) = self.release_blocks(doors, bounded, sum_index)
+        return value
+
+    def release_blocks(self, doors: Sequence[Door], bounded: Sequence[Bounded], sum_index: int) -> list[np.ndarray]:
+        """The sum over silos with its noise, block by block."""
         if self.aggregator is not None:
-            return self.aggregator.release(doors, bounded, self.noise_multiplier, sum_index).value
+            return list(self.aggregator.release(doors, bounded, self.noise_multiplier, sum_index).blocks)
         releases = [door.release(self.mechanism, own) for door, own in zip(doors, bounded, strict=True)]
-        return np.sum([release.value for release in releases], axis=0)
+        return [np.sum(parts, axis=0) for parts in zip(*(one.blocks for one in releases), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

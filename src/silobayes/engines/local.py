@@ -146,6 +146,8 @@ def _go_on(
             if progress is not None:
                 progress(_progress(inputs, method, state, doors))
         certificate = _certificate(inputs, settings, budget, doors, directory, account)
+        if released := method.released(state):
+            certificate["released"] = released
         eta = method.eta(state)
         posterior = Posterior(
             family=method.solver.family, eta=eta, names=inputs.names, model=inputs.model, provenance=certificate
@@ -167,11 +169,12 @@ def _pay(
 
 
 def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str, Any]:
-    eta = method.current(state)
-    return {
+    eta, released = method.current(state), method.released(state)
+    line = {
         "visited": [inputs.silos[m].name for m in method.visits[state.step - 1].clients],
         "eta": {"linear": np.asarray(eta.linear).tolist(), "quadratic": np.asarray(eta.quadratic).tolist()},
     }
+    return line | ({"released": released} if released else {})
 
 
 def _progress(inputs: Inputs, method: AbstractMethod, state: RunState, doors: Doors | None) -> Progress:

@@ -73,6 +73,7 @@ class AbstractMethod(abc.ABC):
         seed: Of model randomness.
         averages: Whether the answer is the average of q over the last half of the steps.
         posterior_floor: Precisions below it are raised in the answer and in starts (cavities have the solver's own).
+        visits_before: How many visits come before the first round: they leave q as it is.
         exchanges_per_visit: Messages down and up that one visit stands for.
         aggregator: Who adds up the messages of a visit; None: everybody may see them.
     """
@@ -85,6 +86,7 @@ class AbstractMethod(abc.ABC):
     seed: int
     averages: bool
     posterior_floor: float
+    visits_before: int = 0
     exchanges_per_visit: int = 1
     aggregator: Aggregator | None = None
 
@@ -135,7 +137,7 @@ class AbstractMethod(abc.ABC):
         )
         clients, total = self.client_step(state.clients, call, doors)
         prior = state.prior
-        if not self.solver.model.prior_is_gaussian:
+        if not self.solver.model.prior_is_gaussian and state.step >= self.visits_before:
             prior, up = self._prior_step(state.prior, pvi.broadcast(state.server), call)
             total = pvi.Upload(d_eta=total.d_eta + up.d_eta)
         server = pvi.server_step(state.server, total)
@@ -173,8 +175,12 @@ class AbstractMethod(abc.ABC):
         """
         return pvi.usable(self.solver.family, eta, self.posterior_floor)
 
+    def released(self, state: RunState) -> dict[str, Any]:
+        """What has been made public besides q, by name, for traces and certificates."""
+        return {}
+
     def _start(self, state: RunState, down: pvi.Broadcast, lag: int) -> GaussianEta:
-        if state.step == 0:
+        if state.step <= self.visits_before:
             return self.first_start()
         return self.usable(down.eta_q, state, np.ones(max(0, state.step - lag)))
 
@@ -272,15 +278,8 @@ class PerturbedMethod(AbstractMethod):
 
     def client_step(self, clients, call, doors):
         """See `AbstractMethod`."""
-        counts = np.array(self.shards_per_client)
-        owners = np.repeat(np.arange(len(call.at)), counts[call.at])
-        own_shards = np.split(np.arange(sum(self.shards_per_client)), np.cumsum(counts)[:-1])
-        parts = np.concatenate([own_shards[m] for m in call.at])
-        tempering = counts[call.at][owners] if self.averages_shards else np.ones(len(owners))
+        parts, owners, tempering, refit = self._called(call)
         noise = [self.noise_multipliers[m] for m in call.at]
-
-        def refit(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
-            return self.solver.factors(self.shards, parts, call.key, eta_cavity, call.start, tempering)
 
         def release(bounded: Sequence[Bounded]) -> Sequence[np.ndarray]:
             if self.aggregator is not None:
@@ -299,6 +298,25 @@ class PerturbedMethod(AbstractMethod):
         own = _take(clients, call.at)
         visited, ups = dp_pvi.local_averaging_step(doors, own, call.down, refit, ball, noise, **shared)
         return _put(clients, call.at, visited), pvi.plain_sum(ups)
+
+    def first_changes(self, call: Call) -> tuple[list[np.ndarray], np.ndarray]:
+        """What the called clients' shards ask for first, as the ball sees it, and the client of each: private."""
+        parts, owners, tempering, refit = self._called(call)
+        first = _take(self.init_clients(), parts if self._factor_per_shard else call.at[owners])
+        return self._ball_at(call.start).flatten(dp_pvi.shard_changes(first, call.down, refit, 1.0 / tempering)), owners
+
+    def _called(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray, dp_pvi.Refit]:
+        """The shards of the called clients, the client and the tempering of each, and their local inference."""
+        counts = np.array(self.shards_per_client)
+        owners = np.repeat(np.arange(len(call.at)), counts[call.at])
+        own_shards = np.split(np.arange(sum(self.shards_per_client)), np.cumsum(counts)[:-1])
+        parts = np.concatenate([own_shards[m] for m in call.at])
+        tempering = counts[call.at][owners] if self.averages_shards else np.ones(len(owners))
+
+        def refit(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
+            return self.solver.factors(self.shards, parts, call.key, eta_cavity, call.start, tempering)
+
+        return parts, owners, tempering, refit
 
     def usable(self, eta: GaussianEta, state: RunState, weights: np.ndarray) -> GaussianEta:
         """See `AbstractMethod`: the posterior given a noisy sum of factors."""

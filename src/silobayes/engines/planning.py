@@ -10,7 +10,7 @@ from silobayes.core.errors import InvalidInput
 from silobayes.core.hashing import stable_hashes
 from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
-from silobayes.engines import linreg
+from silobayes.engines import linreg, quantile
 from silobayes.engines.aggregation import Aggregator, aggregator, message_modulus, share_modulus
 from silobayes.engines.baselines import (
     BCMMethod,
@@ -104,7 +104,14 @@ def build_method(
         return linreg.build(common, silos, settings, budget, slots, sums, _least_noise)
     if settings.privatise in PERTURBING:
         assert budget is not None
-        return _perturbed(common, silos, settings, budget, slots, sums)
+
+        def perturbed(besides: tuple[AbstractEvent, ...]) -> PerturbedMethod:
+            return _perturbed(common, silos, settings, budget, slots, sums, besides=besides)
+
+        if settings.clip_quantile is None:
+            return perturbed(())
+        everybody = dataclasses.replace(sums, num_clients=len(silos))
+        return quantile.build(common, settings, budget, everybody, _least_noise, perturbed)
     if settings.privatise is Privatise.SUFFICIENT_STATISTICS:
         assert budget is not None
         return _statistics(common, silos, settings, budget, sums)
@@ -240,6 +247,8 @@ def _perturbed(
     budget: Budget,
     slots: Sequence[int],
     sums: _Sums,
+    *,
+    besides: tuple[AbstractEvent, ...] = (),
 ) -> PerturbedMethod:
     counts_of_shards = settings.shards_of(len(silos))
     averages_shards = settings.privatise is not Privatise.VIRTUAL_CLIENTS
@@ -255,7 +264,7 @@ def _perturbed(
 
     # Shares of one sum have one noise: that of the silo that is visited most.
     priced = [max(counts)] * len(counts) if sums.is_used else [max(count, 1) for count in counts]
-    noise = _noise_multipliers(priced, event_of, budget)
+    noise = _noise_multipliers(priced, event_of, budget, besides=besides)
     return PerturbedMethod(
         **common,
         shards=shard_buckets(silos, counts_of_shards, slots, common["seed"]),

@@ -147,8 +147,8 @@ def local_averaging_step(
         - one changed row moves each released sum by no more than is priced, in every round
         - without noise and clipping it reaches the exact posterior of a conjugate model for any number of shards
     """
-    own = jax.tree.map(lambda leaf: leaf[owners], clients.eta_t)  # all shards of a client share its factor
-    change = times(1.0 / np.bincount(owners)[owners], refit(down.eta_q - own, down.eta_q) - own)
+    own = jax.tree.map(lambda leaf: leaf[owners], clients)  # all shards of a client share its factor
+    change = shard_changes(own, down, refit, 1.0 / np.bincount(owners)[owners])
     released = release_each(doors, _bounded_sums(ball, change, owners), noise_multipliers)
     blocks = [np.stack(parts) for parts in zip(*(one.blocks for one in released), strict=True)]
     d_eta = damping * ball.unflatten(blocks, clients.eta_t)
@@ -179,10 +179,15 @@ def shard_factors_step(
         - one changed row moves each released sum by no more than is priced, in every round
         - a shard's factor holds neither noise nor another shard's rows
     """
-    change = times(weights, refit(down.eta_q - clients.eta_t, down.eta_q) - clients.eta_t)
+    change = shard_changes(clients, down, refit, weights)
     total = ball.unflatten(release(_bounded_sums(ball, change, owners)), down.eta_q)
     eta_t = clients.eta_t + times(damping / weights, ball.clip_each(change))  # of its own shard, noise-free
     return ClientState(eta_t=eta_t), Upload(d_eta=damping * total)
+
+
+def shard_changes(shards: ClientState, down: Broadcast, refit: Refit, weights: np.ndarray) -> GaussianEta:
+    """What each shard asks for, before it is clipped; `shards` holds the factor that each starts from."""
+    return times(weights, refit(down.eta_q - shards.eta_t, down.eta_q) - shards.eta_t)
 
 
 def release_each(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from silobayes.data.description import Public
 from silobayes.defaults import privatise_of
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.study import PERTURBING, AggregationKind, Mode, Privatise, ProtocolKind, Study
+from silobayes.study import PERTURBING, QUANTILE, AggregationKind, Mode, Privatise, ProtocolKind, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,11 @@ def _template(study: Study) -> str:
         return (
             "sums of clipped squares of its columns, with {noise}, once; then sums of squares and products of its "
             "columns, clipped to ranges that follow from the first sums, with {noise}, once."
+        )
+    if study.protocol.clip_norm == QUANTILE:
+        return (
+            "once, before the first round, counts of how large the changes are that its rows, in fixed random parts or "
+            f"as a whole, ask for, on a public scale and with {{noise}}; then, in each round, {_LEAVES[method]}"
         )
     return _LEAVES[method]
 

@@ -1,0 +1,451 @@
+"""Clip norms through the door: one visit for the norms, then the perturbing method in units of them."""
+
+import dataclasses
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.silo import Silo
+from silobayes.defaults import PublicFacts, Settings, resolve
+from silobayes.engines.buckets import Buckets
+from silobayes.engines.local import resume, run
+from silobayes.engines.planning import build_method, shard_buckets
+from silobayes.engines.quantile import QuantileMethod
+from silobayes.privacy import accounting
+from silobayes.privacy.door import Door, FreshDraws
+from silobayes.privacy.entropy import Entropy
+from silobayes.privacy.ledger import Budget, Ledger
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols import clip_norms
+from silobayes.protocols.schedule import Schedule
+from silobayes.report.build import write_report
+from silobayes.report.run_files import read_run
+from silobayes.report.verification import verify
+from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise
+from silobayes.testing import FreeAccount, Pair, PrivacyViolation, check_method, neighbours
+from tests.engines.cases import MODEL, make_silos, make_study
+from tests.engines.test_local import Stop, charges, make_inputs, same, stop_after
+from tests.engines.test_methods import ExactDoor
+from tests.engines.test_record_replay import FEATURES, MAX_ROWS, PUBLIC_ROWS, make_rows, person_pairs, silo_of
+from tests.engines.test_record_replay import MODEL as SMALL_MODEL
+
+# So few shards that only a large budget finds a quantile of their norms.
+LARGE = Budget(epsilon=3000.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+SUM = AggregationSection(kind=AggregationKind.TRUSTED)
+COMMON = {"damping": 0.5, "steps": 8, "step_size": 0.1, "clip_quantile": 0.5, "first_share": 0.5}
+SETTINGS = {
+    "virtual_clients": Settings(
+        privatise=Privatise.VIRTUAL_CLIENTS, rounds=4, clip_norm=(0.3, 0.1), shards=4, **COMMON
+    ),
+    "local_averaging": Settings(
+        privatise=Privatise.LOCAL_AVERAGING, rounds=4, clip_norm=(1.0, 0.3), shards=4, **COMMON
+    ),
+    "local_averaging, full": Settings(
+        privatise=Privatise.LOCAL_AVERAGING,
+        rounds=3,
+        clip_norm=(1.0, 0.3),
+        shards=4,
+        posterior=PosteriorKind.FULL,
+        **COMMON,
+    ),
+    "parameter_perturbation": Settings(
+        privatise=Privatise.PARAMETER_PERTURBATION, rounds=3, clip_norm=(2.0, 1.0), **COMMON
+    ),
+}
+SETTINGS |= {
+    f"{name}, summed": dataclasses.replace(settings, aggregation=SUM) for name, settings in list(SETTINGS.items())
+}
+METHODS = ["virtual_clients", "local_averaging", "parameter_perturbation"]
+
+
+def build(name: str, silos, budget: Budget = LARGE, **change) -> QuantileMethod:
+    method = build_method(MODEL, silos, dataclasses.replace(SETTINGS[name], **change), budget, 0)
+    assert isinstance(method, QuantileMethod)
+    return method
+
+
+def doors_of(budget: Budget, count: int) -> list[Door]:
+    return [Door(FreeAccount(budget.relation, budget.unit), FreshDraws(Entropy.not_private(k))) for k in range(count)]
+
+
+def with_persons(silos):
+    return [dataclasses.replace(silo, persons=np.arange(silo.num_rows)) for silo in silos]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        *((name, unit) for name in SETTINGS for unit in (Unit.ROW, Unit.PERSON)),
+        ("parameter_perturbation, summed", Unit.CLIENT),
+    ],
+)
+def test_the_counts_get_their_share_and_the_whole_keeps_the_budget(name, unit):
+    budget = dataclasses.replace(LARGE, unit=unit)
+    silos = with_persons(make_silos()) if unit is Unit.PERSON else make_silos()
+    method = build(name, silos, budget, first_share=0.3)
+    known = {"relation": budget.relation, "delta": budget.delta}
+    for total in method.total_events():
+        counts, changes = total
+        assert changes.count == len(method.visits) - 1
+        assert 0.99 * 900 < accounting.price([counts], **known).epsilon <= 900
+        assert 0.99 * 3000 < accounting.price(total, **known).epsilon <= 3000
+
+
+def test_an_ordinary_budget_is_kept_too():
+    """At epsilon 1, a tenth of it for the norms of 6,000 shards."""
+    budget = dataclasses.replace(LARGE, epsilon=1.0)
+    silos = make_silos((2000, 2000, 2000))
+    for aggregation in (AggregationSection(), SUM):
+        method = build("virtual_clients", silos, budget, first_share=0.1, shards=2000, aggregation=aggregation)
+        (counts, changes) = method.total_events()[0]
+        known = {"relation": budget.relation, "delta": budget.delta}
+        assert 0.099 < accounting.price([counts], **known).epsilon <= 0.1
+        assert 0.99 < accounting.price([counts, changes], **known).epsilon <= 1.0
+        alone = build_method(
+            MODEL,
+            silos,
+            dataclasses.replace(SETTINGS["virtual_clients"], clip_quantile=None, shards=2000, aggregation=aggregation),
+            budget,
+            0,
+        )
+        (changes_alone,) = alone.total_events()[0]
+        assert changes_alone.std < changes.std < 1.02 * changes_alone.std  # what is left is nearly all
+
+
+@pytest.mark.parametrize("name", [*METHODS, *(f"{name}, summed" for name in METHODS)])
+def test_a_client_pays_for_its_counts_once_and_for_each_later_visit(name):
+    method = build(name, make_silos())
+    doors = doors_of(LARGE, 3)
+    state = method.init()
+    assert method.events(1, 0) == ()
+    for visits in range(1, len(method.visits) + 1):
+        state = method.step(state, doors)
+        paid = method.events(1, visits)
+        charged = doors[1].account.charged
+        assert charged[0] == paid[0]
+        assert len(charged) == sum(event.count for event in paid) == visits
+        assert all(dataclasses.replace(paid[1], count=1) == event for event in charged[1:])
+
+
+def test_the_price_does_not_depend_on_the_norms_that_are_chosen():
+    method = build("local_averaging", make_silos())
+    for norms in ([1e-6, 3.0], [0.1, 1e5]):
+        assert method._clipped_to(np.array(norms)).events(0, 3) == method.then.events(0, 3)
+
+
+def first_norms(method: QuantileMethod, silos) -> np.ndarray:
+    """Norms of the two parts of each shard's share of the change at the prior, from the formula for one row a shard."""
+    norms = []
+    for silo in silos:
+        variances = (silo.x.astype(float) ** 2 @ np.full(silo.x.shape[1], MODEL.prior_stddev**2)).astype(np.float32)
+        score, bend = MODEL.expected_derivatives(np.zeros(silo.num_rows, np.float32), variances, silo.y)
+        linear = np.abs(np.asarray(score)) * np.linalg.norm(silo.x, axis=1)
+        quadratic = 0.5 * np.abs(np.asarray(bend)) * np.linalg.norm(silo.x**2, axis=1)
+        norms.append(np.stack([linear, quadratic]))
+    return np.concatenate(norms, axis=1)
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["virtual_clients", "local_averaging"])
+def test_without_noise_the_norms_are_the_quantile_of_the_first_changes_within_a_step(name, quantile):
+    """Shards are single rows; a row's part of its silo's average is its own factor, however large the silo."""
+    silos = make_silos((80, 80, 80))
+    method = build(name, silos, clip_quantile=quantile, shards=80)
+    state = method.step(method.init(), [ExactDoor()] * 3)
+    exact = np.quantile(first_norms(method, silos), quantile, axis=1, method="inverted_cdf")
+    ratio = state.clients["norms"] * max(1.0, 0.5 * 4 / 2) / exact
+    assert np.all(ratio >= 1.0 - 1e-4)
+    assert np.all(ratio <= np.sqrt(2.0) + 1e-4)
+    # In units of protocol.clip_norm, a norm of the whole silo's change where shards are averaged.
+    unit = 80.0 if name == "local_averaging" else 1.0
+    np.testing.assert_allclose(method.released(state)["clip_norms"], unit * state.clients["norms"])
+
+
+@pytest.mark.parametrize("name", [*METHODS, "virtual_clients, summed"])
+def test_q_is_where_it_starts_until_the_norms_are_chosen_and_then_moves_within_them(name):
+    silos = make_silos((40, 40, 40))
+    method = build(name, silos)
+    doors = doors_of(LARGE, 3)
+    state = method.init()
+    assert method.released(state) == {}
+    state = method.step(state, doors)
+    assert np.array_equal(state.server.eta_q.linear, method.eta_p.linear)
+    assert np.array_equal(state.server.eta_q.quadratic, method.eta_p.quadratic)
+    norms = state.clients["norms"]
+    ball = method._clipped_to(norms).ball
+    assert ball.clip_norms == tuple(norms.tolist())
+    after = method.step(state, doors)
+    assert np.array_equal(after.clients["norms"], norms)
+    moved = after.server.eta_q - state.server.eta_q
+    shards = sum(method.then.shards_per_client)
+    noise = 6 * max(method.then.noise_multipliers) * np.sqrt(3 * 8)
+    assert 0 < np.linalg.norm(moved.linear) <= 0.5 * (shards + noise) * norms[0]
+    assert 0 < np.linalg.norm(moved.quadratic) <= 0.5 * (shards + noise) * norms[1]
+
+
+def test_the_answer_knows_the_noise_of_the_chosen_norms():
+    """The wrapper's reading of q is that of the method with these norms, from one visit less."""
+    method = build("virtual_clients", make_silos((40, 40, 40)), dataclasses.replace(LARGE, epsilon=200.0))
+    state, doors = method.init(), doors_of(LARGE, 3)
+    while state.step < len(method.visits):
+        state = method.step(state, doors)
+    inner = method._clipped_to(state.clients["norms"])
+    expected = inner.usable(state.server.eta_q, state, np.ones(4))
+    np.testing.assert_array_equal(method.current(state).linear, expected.linear)
+    twice = method._clipped_to(2 * state.clients["norms"]).usable(state.server.eta_q, state, np.ones(4))
+    assert not np.array_equal(twice.linear, expected.linear)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.SEQUENTIAL, Schedule.ASYNCHRONOUS, Schedule.SAMPLED])
+def test_all_silos_are_asked_first_whatever_the_schedule(schedule):
+    change = {"schedule": schedule, "clients_per_round": 2 if schedule is Schedule.SAMPLED else None}
+    if schedule is Schedule.SAMPLED:
+        change |= {"aggregation": SUM}
+    method = build("virtual_clients", make_silos((40, 40, 40)), **change)
+    assert method.visits[0].clients == (0, 1, 2)
+    state, doors = method.init(), doors_of(LARGE, 3)
+    while state.step < len(method.visits):
+        state = method.step(state, [doors[m] for m in method.visits[state.step].clients])
+    for client, events in enumerate(method.total_events()):
+        assert len(doors[client].account.charged) == sum(event.count for event in events)
+
+
+@pytest.mark.parametrize(
+    ("key", "epsilon", "change"),
+    [
+        ("protocol.clip_norm", 1.0, {}),  # twelve shards
+        ("protocol.clip_norm", 3000.0, {"clip_quantile": 0.01}),
+        ("protocol.clip_norm", 3000.0, {"clip_norm": 1.0}),
+        ("protocol.clip_norm", 3000.0, {"scales": (1.0, 0.5)}),
+        ("protocol.clip_quantile", 3000.0, {"clip_quantile": 1.0}),
+        ("protocol.clip_quantile", 3000.0, {"clip_quantile": 0.0}),
+        ("protocol.clip_quantile", 3000.0, {"clip_quantile": float("nan")}),
+        ("protocol.schedule", 3000.0, {"schedule": Schedule.SEQUENTIAL, "aggregation": SUM}),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_by_its_name(key, epsilon, change):
+    with pytest.raises(InvalidInput) as caught:
+        build("virtual_clients", make_silos(), dataclasses.replace(LARGE, epsilon=epsilon), **change)
+    assert caught.value.key == key
+
+
+def test_nothing_is_charged_for_a_quantile_that_noise_would_hide(tmp_path):
+    inputs = make_inputs(privatise="virtual_clients", clip_norm="quantile", shards=4)
+    with pytest.raises(InvalidInput) as caught:
+        run(inputs, tmp_path / "run")
+    assert caught.value.key == "protocol.clip_norm"
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_rule_gives_the_middle_of_the_grid_and_a_tenth_of_epsilon():
+    facts = PublicFacts.of(MODEL, make_silos())
+    rule = resolve(make_study(privatise="virtual_clients"), facts)
+    chosen = resolve(make_study(privatise="virtual_clients", clip_norm="quantile"), facts)
+    assert rule.clip_quantile is None
+    assert (chosen.clip_norm, chosen.clip_quantile, chosen.first_share) == (rule.clip_norm, 0.5, 0.1)
+    own = {"clip_norm": "quantile", "clip_quantile": 0.8, "first_share": 0.2}
+    chosen = resolve(make_study(privatise="local_averaging", **own), facts)
+    assert (chosen.clip_quantile, chosen.first_share) == (0.8, 0.2)
+
+
+# Record and replay.
+
+
+@cache
+def planned(name: str, relation: Relation) -> QuantileMethod:
+    budget = dataclasses.replace(LARGE, relation=relation)
+    silos = [silo_of(PUBLIC_ROWS)] * 2
+    method = build_method(SMALL_MODEL, silos, SETTINGS[name], budget, 0, max_rows=[MAX_ROWS] * 2)
+    # With noise of an ordinary budget the chosen norms are anywhere in the grid: clipping binds, or it does not.
+    return dataclasses.replace(method, first=dataclasses.replace(method.first, noise_multiplier=2.0))
+
+
+def on(template: QuantileMethod, shards: Buckets) -> QuantileMethod:
+    """The planned method on other rows."""
+    return dataclasses.replace(template, then=dataclasses.replace(template.then, shards=shards))
+
+
+def method_of(name: str, relation: Relation):
+    """Two silos through the first visit and all rounds, of which the second never changes."""
+    template = planned(name, relation)
+    is_summed = SETTINGS[name].aggregation == SUM
+    has_public_factors = SETTINGS[name].privatise is not Privatise.VIRTUAL_CLIENTS and not is_summed
+
+    def method(rows, door):
+        silos = [silo_of(rows), silo_of(PUBLIC_ROWS)]
+        ready = on(template, shard_buckets(silos, SETTINGS[name].shards_of(2), [MAX_ROWS] * 2, 0))
+        # In a sum the other silo draws what it likes: only the total is released.
+        doors = [door, Door.open(FreeAccount(relation, Unit.ROW)) if is_summed else door]
+        return public_of(ready, doors, has_public_factors)
+
+    return method
+
+
+def public_of(ready: QuantileMethod, doors, has_public_factors: bool):
+    state, public = ready.init(), []
+    while state.step < len(ready.visits):
+        state = ready.step(state, doors)
+        public += [state.server.eta_q, state.clients["norms"], ready.released(state)]
+        if has_public_factors:
+            public.append(state.clients["factors"])
+    return [public, ready.eta(state)]
+
+
+QUICK = {
+    "virtual_clients": Relation.SUBSTITUTE,
+    "local_averaging": Relation.ADD_REMOVE,
+    "parameter_perturbation": Relation.SUBSTITUTE,
+    "virtual_clients, summed": Relation.ADD_REMOVE,
+    "local_averaging, summed": Relation.SUBSTITUTE,
+    "parameter_perturbation, summed": Relation.SUBSTITUTE,
+}
+PAIRS = 40
+
+
+@pytest.mark.parametrize(
+    ("name", "relation"),
+    [
+        pytest.param(name, relation, marks=() if QUICK.get(name) is relation else pytest.mark.slow)
+        for name in SETTINGS
+        for relation in Relation
+    ],
+)
+def test_one_changed_row_moves_each_released_sum_by_no_more_than_is_priced_in_every_round(name, relation):
+    pairs = neighbours(np.random.default_rng(1), make_rows, relation, PAIRS)
+    assert check_method(method_of(name, relation), pairs) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("name", "relation"),
+    [
+        ("virtual_clients", Relation.SUBSTITUTE),
+        pytest.param("virtual_clients", Relation.ADD_REMOVE, marks=pytest.mark.slow),
+        pytest.param("local_averaging", Relation.SUBSTITUTE, marks=pytest.mark.slow),
+        pytest.param("local_averaging", Relation.ADD_REMOVE, marks=pytest.mark.slow),
+    ],
+)
+def test_one_changed_person_moves_each_released_sum_by_no_more_than_is_priced(name, relation):
+    settings = dataclasses.replace(SETTINGS[name], shards=3, rounds=2)
+    budget = dataclasses.replace(LARGE, relation=relation, unit=Unit.PERSON)
+
+    def silo(rows):
+        return Silo(name="a", x=rows["x"], y=rows["y"].astype(np.int32), persons=rows["persons"])
+
+    first = next(person_pairs(np.random.default_rng(0), relation, 1)).rows
+    template = build_method(SMALL_MODEL, [silo(first)], settings, budget, 0)
+
+    def method(rows, door):
+        ready = on(template, shard_buckets([silo(rows)], [3], [MAX_ROWS], 0))
+        return public_of(ready, [door], has_public_factors=False)
+
+    pairs = person_pairs(np.random.default_rng(1), relation, 16)
+    assert check_method(method, pairs, unit=Unit.PERSON) == 16
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_one_changed_silo_moves_each_sum_by_no_more_than_is_priced(relation):
+    """Unit = client: the rows of silo 0 are others', or there are none left; it takes part all the same."""
+    settings = dataclasses.replace(SETTINGS["parameter_perturbation, summed"], rounds=2)
+    budget = dataclasses.replace(LARGE, relation=relation, unit=Unit.CLIENT)
+    others = [(silo.x[:20, :FEATURES], silo.y[:20]) for silo in make_silos()]
+    silos = [Silo(name=str(k), x=x, y=y) for k, (x, y) in enumerate([others[0], *others])]
+    template = build_method(SMALL_MODEL, silos, settings, budget, 0)
+
+    def method(rows, door):
+        parts = [(rows["x"], rows["y"]), *others]
+        ready = on(template, Buckets(parts, [20] * 4))
+        doors = [door, *(Door.open(FreeAccount(relation, Unit.CLIENT)) for _ in others)]
+        return public_of(ready, doors, has_public_factors=False)
+
+    def rows(rng):
+        x = (10.0 ** rng.uniform(-1, 1) * rng.normal(size=(20, FEATURES))).astype(np.float32)
+        return {"x": x, "y": rng.integers(2, size=20).astype(np.int32)}
+
+    rng = np.random.default_rng(3)
+    empty = {"x": np.zeros((0, FEATURES), np.float32), "y": np.zeros(0, np.int32)}
+    others_rows = [rows(rng) if relation is Relation.SUBSTITUTE else empty for _ in range(10)]
+    pairs = [Pair(rows=rows(rng), other=one, changed=0, relation=relation, name="a silo") for one in others_rows]
+    assert check_method(method, pairs, unit=Unit.CLIENT) == 10
+
+
+def test_norms_of_counts_without_their_noise_are_caught(monkeypatch):
+    """Planted: the norms follow from what was not released."""
+
+    def exact(self, doors, bounded, sum_index):
+        right_release(self, doors, bounded, sum_index)
+        return [np.sum(parts, axis=0) for parts in zip(*(own.decode(own.total) for own in bounded), strict=True)]
+
+    sums = type(planned("virtual_clients", Relation.SUBSTITUTE).first)
+    right_release = sums.release_blocks
+    monkeypatch.setattr(sums, "release_blocks", exact)
+    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
+    with pytest.raises(PrivacyViolation, match="public"):
+        check_method(method_of("virtual_clients", Relation.SUBSTITUTE), pairs)
+
+
+def test_norms_in_units_of_the_silos_own_mean_are_caught(monkeypatch):
+    """Planted: a scale that all rows of a silo decide, so that one of them moves every shard's count."""
+
+    def relative(part, grid):
+        norms = np.linalg.norm(part, axis=1)
+        mean = np.mean(norms[np.isfinite(norms)]) if len(part) else 1.0
+        return right_counts(part * grid[len(grid) // 2] / mean, grid)
+
+    right_counts = clip_norms._one_hot
+    monkeypatch.setattr(clip_norms, "_one_hot", relative)
+    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
+    with pytest.raises(PrivacyViolation, match="Release 0"):
+        check_method(method_of("virtual_clients", Relation.SUBSTITUTE), pairs)
+
+
+def test_counts_priced_as_if_a_shard_vanished_with_its_row_are_caught(monkeypatch):
+    """Planted: under add_remove a shard that loses a row stays and goes to another bin, which moves two counts."""
+
+    def unsharded(parts, grids, unit):
+        hot = [clip_norms.non_negative(clip_norms._one_hot(*one)) for one in zip(parts, grids, strict=True)]
+        return clip_norms.clip_blocks(hot, [1.0, 1.0], unit=unit, sharded=False)
+
+    monkeypatch.setattr(clip_norms, "bounded_counts", unsharded)
+    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.ADD_REMOVE, PAIRS)
+    with pytest.raises(PrivacyViolation, match="Release 0"):
+        check_method(method_of("virtual_clients", Relation.ADD_REMOVE), pairs)
+
+
+# A whole run.
+
+PROTOCOL = {"privatise": "virtual_clients", "clip_norm": "quantile", "rounds": 3, "first_share": 0.3, "epsilon": 20.0}
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"privatise": "local_averaging"}, {"aggregation": {"kind": "secret_sharing"}}], ids=str
+)
+def test_a_run_that_is_resumed_after_the_first_visit_ends_where_an_uninterrupted_one_does(change, tmp_path):
+    inputs = make_inputs(**{**PROTOCOL, **change})
+    whole = run(inputs, tmp_path / "whole")
+    for step in (1, 2):
+        out = tmp_path / f"stopped-{step}"
+        with pytest.raises(Stop):
+            run(inputs, out, stop_after(step))
+        assert same(resume(inputs, out), whole)
+        assert (out / "trace.jsonl").read_text() == (tmp_path / "whole" / "trace.jsonl").read_text()
+        assert charges(out) == [2, 2, 2]
+
+
+def test_a_finished_run_says_which_norms_were_released_and_can_be_verified(tmp_path):
+    run(make_inputs(noise_seed=None, **PROTOCOL), tmp_path / "run")
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    norms = certificate["released"]["clip_norms"]
+    assert len(norms) == 2
+    assert all(norm > 0 for norm in norms)
+    trace = [json.loads(line) for line in (tmp_path / "run" / "trace.jsonl").read_text().splitlines()]
+    assert [line["released"]["clip_norms"] for line in trace] == [norms] * 4
+    assert 19.8 < certificate["epsilon"] <= 20.0
+    for path in (tmp_path / "run" / "ledgers").glob("*.ledger"):
+        assert [entry.event.count for entry in Ledger.open(path).entries()] == [1, 3]
+    checked = verify(read_run(tmp_path / "run"))
+    assert checked.passed
+    assert "4 released, 4 paid" in {check.detail for check in checked.checks}
+    assert "released.clip_norms" in write_report(tmp_path / "run")["html"].read_text()
