@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from silobayes.core.errors import InvalidInput, require_count, require_number
+from silobayes.data.description import Public
 from silobayes.data.encoding import Encoding, Numeric
 from silobayes.data.silo import Silo
 from silobayes.models.base import AbstractModel
@@ -108,6 +109,7 @@ class Settings:
         x_bound: Only with sufficient_statistics and hybrid: norm to which a row's features are pulled back.
         y_bound: The same of a row's target.
         aggregation: How the messages of a visit are added up.
+        rows_per_person: Only where the unit is a person: a public bound on the rows of one.
     """
 
     kind: ProtocolKind = ProtocolKind.PVI
@@ -132,6 +134,7 @@ class Settings:
     x_bound: float = 1.0
     y_bound: float = 1.0
     aggregation: AggregationSection = field(default_factory=AggregationSection)
+    rows_per_person: int | None = None
 
     def __post_init__(self) -> None:
         for key in ("rounds", "steps"):
@@ -165,12 +168,14 @@ class Settings:
 class PublicFacts:
     """All that the rules may look at besides the study: the model and the silos' declared sizes.
 
-    `score` is the typical size of a row's derivative with respect to its linear predictor.
+    `score` is the typical size of a row's derivative with respect to its linear predictor. `silo_persons` counts only
+    for a study that declares the numbers of persons public.
     """
 
     silo_rows: tuple[int, ...]
     num_parameters: int
     score: float = 1.0
+    silo_persons: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, model: AbstractModel, silos: Sequence[Silo]) -> "PublicFacts":
@@ -182,7 +187,18 @@ class PublicFacts:
             score = math.sqrt(model.max_count)
         elif isinstance(model, AbstractMLP):
             score = math.sqrt(model.hidden[-1]) / 2  # half of the hidden units pass a row's features on
-        return cls(silo_rows=tuple(silo.num_rows for silo in silos), num_parameters=model.dim, score=score)
+        return cls(
+            silo_rows=tuple(silo.num_rows for silo in silos),
+            num_parameters=model.dim,
+            score=score,
+            silo_persons=tuple(s.num_persons for s in silos) if all(s.persons is not None for s in silos) else None,
+        )
+
+    def rows_per_unit(self, study: Study) -> float:
+        """How many rows a unit has on average, as far as that is public; otherwise 1."""
+        if study.privacy.unit is not Unit.PERSON or Public.PERSONS not in study.data.public or not self.silo_persons:
+            return 1.0
+        return sum(self.silo_rows) / sum(self.silo_persons)
 
 
 def privatise_of(study: Study) -> Privatise:
@@ -222,7 +238,9 @@ def resolve(study: Study, facts: PublicFacts) -> Settings:
         rules |= {"damping": 1.0}
     elif protocol.kind is ProtocolKind.LINREG:
         rules |= _linreg_rules(study, privatise)
-    settings = Settings(**{**rules, **chosen}, aggregation=study.aggregation)
+    settings = Settings(
+        **{**rules, **chosen}, aggregation=study.aggregation, rows_per_person=study.data.rows_per_person
+    )
     if protocol.step_size is None and privatise in (Privatise.DP_OPTIMISATION, Privatise.HYBRID):
         settings = dataclasses.replace(settings, step_size=_noisy_step_size(study, facts, settings))
     return settings
@@ -272,7 +290,7 @@ def _method_rules(study: Study, facts: PublicFacts, privatise: Privatise) -> dic
     if privatise in (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION):
         return {"rounds": 1, "damping": 1.0, "steps": 1}
     if privatise in (Privatise.DP_OPTIMISATION, Privatise.HYBRID):
-        clip_norm = _CLIP_SHARE * facts.score * study.encoding.typical_row_norm
+        clip_norm = _CLIP_SHARE * facts.score * study.encoding.typical_row_norm * facts.rows_per_unit(study)
         return {"rounds": 20, "steps": 20, "damping": 0.2, "clip_norm": clip_norm, "sample_rate": 0.1}
     shards = (1,) * len(facts.silo_rows)
     if privatise in (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS):

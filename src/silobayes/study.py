@@ -442,12 +442,25 @@ class Study:
             fix = "Choose what is noised, or set privacy.mode = none."
             raise InvalidInput("protocol.privatise", "a private method with privacy.mode = dp", "none", fix)
         needed = [(Public.ROWS, "the number of rows of each silo is used")]
+        if self._samples_persons:
+            if data.rows_per_person is None:
+                fix = "Declare a public bound on the rows of one person, or use local_averaging."
+                raise InvalidInput("data.rows_per_person", "a number with dp_optimisation for persons", "nothing", fix)
+            needed.append((Public.PERSONS, "batches are drawn from the persons of each silo"))
         if data.test is not None:
             needed.append((Public.TEST, "metrics on test rows are printed without noise"))
         for fact, why in needed:
             if fact not in data.public:
                 got, fix = [word.value for word in data.public], f"Declare it if everyone may know it: {why}."
                 raise InvalidInput("data.public", f'a list with "{fact.value}"', got, fix)
+
+    @property
+    def _samples_persons(self) -> bool:
+        protocol, only = self.protocol, (ProtocolKind.BCM, ProtocolKind.GLOBAL_VI)
+        optimises = protocol.privatise is Privatise.DP_OPTIMISATION
+        return self.privacy.unit is Unit.PERSON and (
+            optimises or (protocol.privatise is None and protocol.kind in only)
+        )
 
     def _check_method(self) -> None:
         protocol, kind = self.protocol, self.model.kind
