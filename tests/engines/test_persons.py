@@ -4,22 +4,23 @@ import dataclasses
 from functools import cache
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
 from silobayes.engines.buckets import Buckets
 from silobayes.engines.planning import build_method
 from silobayes.inference import dp_vi
 from silobayes.models.logistic_regression import LogisticRegression
-from silobayes.privacy.door import Door
+from silobayes.privacy.door import Door, FreshDraws
+from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import global_vi
-from silobayes.study import AggregationKind, Privatise, ProtocolKind
+from silobayes.study import ProtocolKind
 from silobayes.testing import FreeAccount, Pair, PrivacyViolation, check_method
 from silobayes.testing.neighbours import CANARIES
 from tests.engines.test_record_replay import SETTINGS, SUM, reusable
@@ -37,7 +38,6 @@ QUICK = {
     ("bcm", Relation.SUBSTITUTE),
     ("global_vi", Relation.SUBSTITUTE),
     ("global_vi, summed", Relation.SUBSTITUTE),
-    ("dp_optimisation, summed", Relation.ADD_REMOVE),
 }
 CASES = [
     pytest.param(name, relation, marks=() if (name, relation) in QUICK else pytest.mark.slow)
@@ -156,13 +156,82 @@ def test_clipping_rows_instead_of_persons_is_caught(monkeypatch, name, module):
 
     right = module.clipped_gradient
     monkeypatch.setattr(module, "clipped_gradient", of_rows)
-    module_functions = [dp_vi._ascend, global_vi.partial_sums]
-    for compiled in module_functions:
-        compiled.clear_cache()
+    jax.clear_caches()  # what was compiled before is right
     try:
         pairs = person_pairs(np.random.default_rng(1), Relation.SUBSTITUTE, PAIRS)
         with pytest.raises(PrivacyViolation, match="Clip each unit"):
             check_method(method_of(name, Relation.SUBSTITUTE), pairs, unit=Unit.PERSON)
     finally:
-        for compiled in module_functions:
-            compiled.clear_cache()
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize("name", ["dp_optimisation", "bcm", "global_vi", "global_vi, summed"])
+def test_one_row_per_person_is_the_method_for_rows(name):
+    """The same plan, the same draws, the same answer, to the last bit."""
+    rng = np.random.default_rng(3)
+    sizes = (20, 17)
+    silos = [
+        Silo(
+            name=f"silo-{k}",
+            x=rng.normal(size=(size, FEATURES)),
+            y=rng.integers(2, size=size),
+            persons=rng.permutation(size),
+        )
+        for k, size in enumerate(sizes)
+    ]
+    settings = dataclasses.replace(SETTINGS[name], rounds=1 if name == "bcm" else 2, rows_per_person=1)
+    answers, events = [], []
+    for unit in (Unit.ROW, Unit.PERSON):
+        budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit)
+        method = build_method(MODEL, silos, settings, budget, 0)
+        doors = [Door(FreeAccount(Relation.SUBSTITUTE, unit), FreshDraws(Entropy.not_private(k))) for k in range(2)]
+        state = method.init()
+        while state.step < len(method.visits):
+            state = method.step(state, doors)
+        answers.append(method.eta(state))
+        events.append(method.total_events())
+    assert events[0] == events[1]
+    jax.tree.map(np.testing.assert_array_equal, *answers)
+
+
+def test_an_unused_place_of_a_person_changes_nothing():
+    """A larger public bound is more padding; batches and noise are the same."""
+    persons = np.arange(40) // 2
+    rng = np.random.default_rng(4)
+    silo = Silo(name="a", x=rng.normal(size=(40, FEATURES)), y=rng.integers(2, size=40), persons=persons)
+    budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.PERSON)
+    answers = []
+    for bound in (2, 5):
+        settings = dataclasses.replace(GATE["dp_optimisation"], rows_per_person=bound)
+        method = build_method(MODEL, [silo], settings, budget, 0)
+        door = Door(FreeAccount(Relation.SUBSTITUTE, Unit.PERSON), FreshDraws(Entropy.not_private(0)))
+        answers.append(method.eta(method.step(method.init(), [door])))
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), *answers)
+
+
+def test_a_person_has_slots_of_their_own_whoever_else_is_there():
+    x = np.arange(6, dtype=np.float32)[:, None]
+    persons = np.array([70, 5, 70, 9, 5, 70])
+    buckets = Buckets([(x, np.zeros(6, np.int32))], [4], persons=[persons], rows_per_unit=3)
+    (bucket,) = buckets.buckets
+    assert buckets.slots.tolist() == [4]
+    assert np.asarray(bucket.rows.x)[0, :, 0].tolist() == [0, 2, 5, 1, 4, 0, 3, 0, 0, 0, 0, 0]
+    present = np.array([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0], dtype=bool)
+    np.testing.assert_array_equal(bucket.rows.present[0], present)
+
+
+def test_a_person_with_more_rows_than_rows_per_unit_is_refused():
+    part = (np.zeros((4, 1), np.float32), np.zeros(4, np.int32))
+    with pytest.raises(InvalidInput, match="rows_per_person"):
+        Buckets([part], [4], persons=[np.array([1, 2, 1, 1])], rows_per_unit=2)
+    with pytest.raises(InvalidInput, match="max_rows"):
+        Buckets([part], [2], persons=[np.array([1, 2, 3, 1])], rows_per_unit=2)
+
+
+def test_missing_keys_are_refused_before_anything_is_planned():
+    silo = Silo(name="a", x=np.ones((4, FEATURES)), y=np.arange(4) % 2, persons=np.arange(4))
+    budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.PERSON)
+    with pytest.raises(InvalidInput, match=r"data\.rows_per_person"):
+        build_method(MODEL, [silo], SETTINGS["dp_optimisation"], budget, 0)
+    with pytest.raises(InvalidInput, match=r"data\.unit"):
+        build_method(MODEL, [dataclasses.replace(silo, persons=None)], GATE["dp_optimisation"], budget, 0)
