@@ -129,6 +129,8 @@ _WITHOUT_LABEL_BOUND = (ModelKind.GAUSSIAN, ModelKind.NUMPYRO)
 _SHARDED = (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
 # Methods that clip and noise a change of natural parameters.
 PERTURBING = (Privatise.PARAMETER_PERTURBATION, *_SHARDED)
+# Protocols whose only private method is DP optimisation.
+ONLY_OPTIMISATION = (ProtocolKind.BCM, ProtocolKind.GLOBAL_VI)
 # Methods whose posterior includes the privacy noise.
 NOISE_AWARE = (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION)
 # Of epsilon: the start of a hybrid must leave something for the rest.
@@ -394,6 +396,11 @@ class Study:
         return Description(data=self.data, silos=self.silos)
 
     @property
+    def can_sample_persons(self) -> bool:
+        """Whether all is declared that batches of persons need."""
+        return self.data.rows_per_person is not None and Public.PERSONS in self.data.public
+
+    @property
     def target_kind(self) -> TargetKind:
         """What the model explains."""
         possible = _TARGETS[self.model.kind]
@@ -442,7 +449,9 @@ class Study:
             fix = "Choose what is noised, or set privacy.mode = none."
             raise InvalidInput("protocol.privatise", "a private method with privacy.mode = dp", "none", fix)
         needed = [(Public.ROWS, "the number of rows of each silo is used")]
-        if self._samples_persons:
+        only_optimises = self.protocol.kind in ONLY_OPTIMISATION and self.protocol.privatise is None
+        optimises = self.protocol.privatise is Privatise.DP_OPTIMISATION or only_optimises
+        if privacy.unit is Unit.PERSON and optimises:
             if data.rows_per_person is None:
                 fix = "Declare a public bound on the rows of one person, or use local_averaging."
                 raise InvalidInput("data.rows_per_person", "a number with dp_optimisation for persons", "nothing", fix)
@@ -453,14 +462,6 @@ class Study:
             if fact not in data.public:
                 got, fix = [word.value for word in data.public], f"Declare it if everyone may know it: {why}."
                 raise InvalidInput("data.public", f'a list with "{fact.value}"', got, fix)
-
-    @property
-    def _samples_persons(self) -> bool:
-        protocol, only = self.protocol, (ProtocolKind.BCM, ProtocolKind.GLOBAL_VI)
-        optimises = protocol.privatise is Privatise.DP_OPTIMISATION
-        return self.privacy.unit is Unit.PERSON and (
-            optimises or (protocol.privatise is None and protocol.kind in only)
-        )
 
     def _check_method(self) -> None:
         protocol, kind = self.protocol, self.model.kind
@@ -475,7 +476,10 @@ class Study:
             got, fix = protocol.privatise.value, "Use dp_optimisation."
             raise InvalidInput("protocol.privatise", f"another method for {kind.value}", got, fix)
         perturbs = protocol.privatise in PERTURBING or (
-            protocol.privatise is None and self.privacy.mode is Mode.DP and self.privacy.unit is Unit.PERSON
+            protocol.privatise is None
+            and self.privacy.mode is Mode.DP
+            and self.privacy.unit is Unit.PERSON
+            and not self.can_sample_persons
         )
         for key in ("clip_norm", "scales"):
             if isinstance(getattr(protocol, key), tuple) and not perturbs:
