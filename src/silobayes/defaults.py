@@ -94,8 +94,8 @@ class Settings:
         steps: Of Adam, in one visit.
         step_size: Of Adam. Without privacy it falls to zero along a cosine within a visit, with global VI within the
             study; private visits keep it.
-        clip_norm: Of a row's or person's gradient (dp_optimisation) or of a shard's scaled change (perturbing methods; or two: of
-            its linear and of its quadratic part).
+        clip_norm: Of a row's or person's gradient (dp_optimisation) or of a shard's scaled change (perturbing methods;
+            or two: of its linear and of its quadratic part).
         sample_rate: Expected share of the rows, or of the persons, in one batch.
         shards: Per silo; or one number for each.
         clipping: How a row's gradient is clipped.
