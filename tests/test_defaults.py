@@ -63,6 +63,9 @@ def test_a_study_without_privacy_and_one_of_persons():
     assert resolve(make_study(mode="none"), FACTS).privatise is Privatise.NONE
     assert resolve(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
     assert resolve(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
+    persons = resolve(make_study(unit="person", rows_per_person=4), FACTS)
+    assert (persons.privatise, persons.rows_per_person) == (Privatise.DP_OPTIMISATION, 4)
+    assert persons.clip_norm == resolve(make_study(), FACTS).clip_norm
 
 
 def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():

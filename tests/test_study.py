@@ -129,6 +129,8 @@ REAL = {"data__classes": None, "data__target_bounds": [0, 1]}
 FILES = {"data__source": None, "data__files": {"a": "a.csv"}}
 PERSON = {"data__unit": "patient", "privacy__unit": "person"}
 VIRTUAL = {"privatise": "virtual_clients"}
+OPTIMISATION = {"privatise": "dp_optimisation"}
+PERSONS_DECLARED = {"data__rows_per_person": 4, "data__public": ["rows", "persons"]}
 # Each line: the key that the error must name, and the change that is not acceptable.
 BAD = [
     ("secrets", {"secrets": {}}),
@@ -201,6 +203,14 @@ BAD = [
     ("data.target", {"model__kind": "gaussian"}),
     ("data.unit", {"data__unit": "patient"}),
     ("data.unit", {"privacy__unit": "person"}),
+    ("data.rows_per_person", {"data__rows_per_person": 4}),
+    ("data.rows_per_person", {**PERSON, "data__rows_per_person": 0}),
+    ("data.rows_per_person", {**PERSON, "data__rows_per_person": 2.0}),
+    ("data.rows_per_person", {**PERSON, "protocol": OPTIMISATION, "data__public": ["rows", "persons"]}),
+    ("data.rows_per_person", {**PERSON, "protocol": {"kind": "bcm"}, "data__public": ["rows", "persons"]}),
+    ("protocol.clip_norm", {**PERSON, **PERSONS_DECLARED, "protocol": {"clip_norm": [1.0, 2.0]}}),
+    ("data.public", {**PERSON, "protocol": OPTIMISATION, "data__rows_per_person": 4}),
+    ("data.public", {**PERSON, "protocol": {"kind": "global_vi"}, "data__rows_per_person": 4}),
     ("data.public", {"data__public": None}),
     ("data.public", {"data__public": ["bounds"]}),
     ("data.public", {"data__public": ["rows", "everything"]}),

@@ -131,6 +131,8 @@ _SHARDED = (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
 PERTURBING = (Privatise.PARAMETER_PERTURBATION, *_SHARDED)
 # The clip norm that a perturbing method chooses through the door.
 QUANTILE = "quantile"
+# Protocols whose only private method is DP optimisation.
+ONLY_OPTIMISATION = (ProtocolKind.BCM, ProtocolKind.GLOBAL_VI)
 # Methods whose posterior includes the privacy noise.
 NOISE_AWARE = (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION)
 # Of epsilon: the start of a hybrid must leave something for the rest.
@@ -406,6 +408,11 @@ class Study:
         return Description(data=self.data, silos=self.silos)
 
     @property
+    def can_sample_persons(self) -> bool:
+        """Whether all is declared that batches of persons need."""
+        return self.data.rows_per_person is not None and Public.PERSONS in self.data.public
+
+    @property
     def target_kind(self) -> TargetKind:
         """What the model explains."""
         possible = _TARGETS[self.model.kind]
@@ -454,6 +461,13 @@ class Study:
             fix = "Choose what is noised, or set privacy.mode = none."
             raise InvalidInput("protocol.privatise", "a private method with privacy.mode = dp", "none", fix)
         needed = [(Public.ROWS, "the number of rows of each silo is used")]
+        only_optimises = self.protocol.kind in ONLY_OPTIMISATION and self.protocol.privatise is None
+        optimises = self.protocol.privatise is Privatise.DP_OPTIMISATION or only_optimises
+        if privacy.unit is Unit.PERSON and optimises:
+            if data.rows_per_person is None:
+                fix = "Declare a public bound on the rows of one person, or use local_averaging."
+                raise InvalidInput("data.rows_per_person", "a number with dp_optimisation for persons", "nothing", fix)
+            needed.append((Public.PERSONS, "batches are drawn from the persons of each silo"))
         if data.test is not None:
             needed.append((Public.TEST, "metrics on test rows are printed without noise"))
         for fact, why in needed:
@@ -474,7 +488,10 @@ class Study:
             got, fix = protocol.privatise.value, "Use dp_optimisation."
             raise InvalidInput("protocol.privatise", f"another method for {kind.value}", got, fix)
         perturbs = protocol.privatise in PERTURBING or (
-            protocol.privatise is None and self.privacy.mode is Mode.DP and self.privacy.unit is Unit.PERSON
+            protocol.privatise is None
+            and self.privacy.mode is Mode.DP
+            and self.privacy.unit is Unit.PERSON
+            and not self.can_sample_persons
         )
         if protocol.clip_norm == QUANTILE and not perturbs:
             expected = "a number without parameter_perturbation, local_averaging or virtual_clients"

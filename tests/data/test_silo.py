@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.silo import Silo, concatenate
+from silobayes.data.silo import Silo, concatenate, places_of_rows
 
 
 def test_the_text_of_a_silo_holds_no_rows():
@@ -36,6 +38,27 @@ def test_arrays_get_the_types_that_models_expect():
 def test_a_silo_has_rows_and_finite_numbers(harm):
     with pytest.raises(InvalidInput, match="silo a"):
         Silo(**({"name": "a", "x": np.eye(2), "y": np.zeros(2)} | harm))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 6))
+def test_which_rows_of_a_person_stay_depends_on_that_persons_rows_only(persons, limit, leaving):
+    persons = np.array(persons)
+    silo = Silo(name="a", x=np.arange(len(persons))[:, None], y=np.zeros(len(persons)), persons=persons)
+    kept = silo.first_rows(limit)
+    assert kept.persons is not None
+    for person in np.unique(persons):
+        own = np.flatnonzero(persons == person)[:limit]
+        assert kept.x[kept.persons == person, 0].tolist() == own.tolist()
+    stay = np.flatnonzero(persons != leaving)
+    if len(stay):
+        others = silo.take("a", stay).first_rows(limit)
+        assert others.x.tolist() == kept.x[kept.persons != leaving].tolist()
+
+
+def test_places_follow_first_appearance_and_numbers_the_order_of_rows():
+    places, numbers = places_of_rows(np.array([70, 5, 70, 9, 5, 70]))
+    assert places.tolist() == [0, 1, 0, 2, 1, 0]
+    assert numbers.tolist() == [0, 0, 1, 0, 1, 2]
 
 
 def test_concatenated_silos_keep_their_persons_apart():

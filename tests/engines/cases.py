@@ -25,7 +25,14 @@ def make_silos(sizes=(80, 100, 120)) -> list[Silo]:
 
 
 def make_study(
-    mode: str = "dp", seed: int = 0, epsilon: float = 1.0, unit: str = "row", aggregation=None, **protocol
+    mode: str = "dp",
+    seed: int = 0,
+    epsilon: float = 1.0,
+    unit: str = "row",
+    rows_per_person: int | None = None,
+    outside: str = "refuse",
+    aggregation=None,
+    **protocol,
 ) -> Study:
     privacy = {"mode": mode}
     if mode == "dp":
@@ -35,9 +42,12 @@ def make_study(
         "classes": [0, 1],
         "bounds": {name: [-1.0, 1.0] for name in NAMES[:-1]},
         "public": ["rows", "test"],
+        "outside": outside,
     }
     if unit == "person":
         data["unit"] = "person"
+    if rows_per_person is not None:
+        data |= {"rows_per_person": rows_per_person, "public": [*data["public"], "persons"]}
     return Study.from_dict(
         {
             "study": {"name": "small", "seed": seed},

@@ -173,6 +173,26 @@ def test_whole_persons_are_protected_by_perturbing_methods(tmp_path):
     assert json.loads((tmp_path / "run" / "certificate.json").read_text())["unit"] == "person"
 
 
+def test_whole_persons_are_protected_by_dp_optimisation(tmp_path):
+    silos = [dataclasses.replace(silo, persons=np.arange(silo.num_rows) // 3) for silo in make_silos()]
+    study = make_study(unit="person", rows_per_person=3, **PROTOCOLS["dp_optimisation"])
+    silobayes.fit(study, silos, out=tmp_path / "run", noise_seed=3)
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert (certificate["unit"], certificate["method"]) == ("person", "dp_optimisation")
+    assert certificate["epsilon"] <= 1.0
+
+
+def test_rows_of_a_person_beyond_the_bound_are_refused_or_left_out_before_anything_is_spent(tmp_path):
+    silos = [dataclasses.replace(silo, persons=np.arange(silo.num_rows) // 3) for silo in make_silos()]
+    keys = {"unit": "person", "rows_per_person": 2, **PROTOCOLS["dp_optimisation"]}
+    with pytest.raises(InvalidInput, match="at most 2 rows of each person of silo-0"):
+        silobayes.fit(make_study(**keys), silos, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    cut = silobayes.fit(make_study(outside="clip", **keys), silos, out=tmp_path / "run", noise_seed=3)
+    firsts = [silo.take(silo.name, np.arange(silo.num_rows)[np.arange(silo.num_rows) % 3 < 2]) for silo in silos]
+    assert same(cut, silobayes.fit(make_study(outside="clip", **keys), firsts, out=tmp_path / "same", noise_seed=3))
+
+
 def test_progress_tells_what_each_silo_has_spent(tmp_path):
     seen = []
     run(make_inputs(**PROTOCOLS["dp_optimisation"]), tmp_path / "run", seen.append)

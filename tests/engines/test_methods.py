@@ -152,7 +152,7 @@ def test_the_shard_of_a_unit_depends_on_its_number_only():
     [
         (Privatise.DP_OPTIMISATION, Unit.CLIENT, "privacy.unit"),
         (Privatise.VIRTUAL_CLIENTS, Unit.CLIENT, "privacy.unit"),
-        (Privatise.DP_OPTIMISATION, Unit.PERSON, "privacy.unit"),
+        (Privatise.DP_OPTIMISATION, Unit.PERSON, "data.unit"),
         (Privatise.VIRTUAL_CLIENTS, Unit.PERSON, "data.unit"),
     ],
 )

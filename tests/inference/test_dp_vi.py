@@ -1,5 +1,6 @@
 """The private solver: its gate, its limits, its noise-free limit."""
 
+import dataclasses
 from functools import partial
 from operator import itemgetter
 
@@ -17,10 +18,12 @@ from silobayes.inference.dp_vi import ascend_privately, maximise_privately
 from silobayes.inference.rows import Rows, pad
 from silobayes.inference.vi import maximise
 from silobayes.models.numpyro_model import from_numpyro
+from silobayes.privacy.door import Door, FreshDraws
+from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.loops import Step, StepPlan, open_steps
-from silobayes.privacy.relation import Relation
+from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler
-from silobayes.testing import PrivacyViolation, check_method, neighbours
+from silobayes.testing import FreeAccount, PrivacyViolation, check_method, neighbours
 from tests.inference.oracles import assert_close
 from tests.models.cases import MODELS, labels
 
@@ -196,6 +199,41 @@ def test_padding_rows_change_nothing():
         assert_close(eta_q, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_with_one_row_per_person_it_is_the_loop_over_rows():
+    """Persons of two rows of which one is empty, against rows: the same weights, so the same sums."""
+    family = make_family(LOGISTIC, "mean_field")
+    raw = make_full_rows(np.random.default_rng(8))
+    eta = LOGISTIC.prior_eta(family)
+    plan = dataclasses.replace(plan_for(family, num_steps=20), unit=Unit.PERSON)
+    steps = open_steps(Door(FreeAccount(Relation.SUBSTITUTE, Unit.PERSON), FreshDraws(Entropy.not_private(1))), plan)
+    run = partial(maximise_privately, LOGISTIC, family, KEY, eta, eta, step_size=0.1)
+    rows = pad(raw["x"], raw["y"], MAX_ROWS)
+    expected, _ = run(rows, steps.inputs, plan)
+    apart = pad(np.repeat(raw["x"], 2, axis=0), np.repeat(raw["y"], 2), 2 * MAX_ROWS)
+    apart = Rows(x=apart.x, y=apart.y, present=jnp.arange(2 * MAX_ROWS) % 2 == 0)
+    got, _ = run(apart, steps.inputs, plan, rows_per_unit=2)
+    assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_one_changed_person_moves_each_released_sum_by_no_more_than_the_plan_prices():
+    """Persons of two rows; the gate for methods is tests/engines/test_persons.py."""
+    family = make_family(LOGISTIC, "mean_field")
+    plan = dataclasses.replace(plan_for(family), unit=Unit.PERSON)
+    eta = LOGISTIC.prior_eta(family)
+
+    def method(rows, door):
+        steps = open_steps(door, plan)
+        silo = pad(np.repeat(rows["x"], 2, axis=0), np.repeat(rows["y"], 2), 2 * MAX_ROWS)
+        eta_q, seen = maximise_privately(
+            LOGISTIC, family, KEY, eta, eta, silo, steps.inputs, plan, step_size=0.1, rows_per_unit=2
+        )
+        steps.close(seen)
+        return jax.tree.map(np.asarray, eta_q)
+
+    pairs = neighbours(np.random.default_rng(1), make_rows, Relation.SUBSTITUTE, 24)
+    assert check_method(method, pairs, unit=Unit.PERSON) == 24
+
+
 def test_vmap_over_silos_is_the_loop_over_silos():
     family = make_family(LOGISTIC, "mean_field")
     rng = np.random.default_rng(7)
@@ -236,6 +274,10 @@ def test_a_plan_of_another_shape_is_refused():
     with pytest.raises(InvalidInput, match="slots"):
         run(pad(raw["x"][:10], raw["y"][:10], 10), steps, plan, step_size=0.1)
     rows = pad(raw["x"], raw["y"], MAX_ROWS)
+    with pytest.raises(InvalidInput, match="rows_per_unit"):
+        run(pad(raw["x"], raw["y"], 2 * MAX_ROWS), steps, plan, step_size=0.1, rows_per_unit=2)
+    with pytest.raises(InvalidInput, match="slots"):
+        run(rows, steps, dataclasses.replace(plan, unit=Unit.PERSON), step_size=0.1, rows_per_unit=2)
     with pytest.raises(InvalidInput, match="clipping"):
         run(rows, steps, plan, step_size=0.1, clipping="none")
     with pytest.raises(InvalidInput, match="One per step"):

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from silobayes.inference.coordinates import FullPoint, MeanFieldPoint
-from silobayes.inference.row_gradients import aligned, clipped_gradient, row_gradients, row_lengths
+from silobayes.inference.row_gradients import RowGradients, aligned, clipped_gradient, row_gradients, row_lengths
 from silobayes.inference.rows import Rows, usable
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.poisson_regression import PoissonRegression
@@ -112,6 +115,56 @@ def test_each_term_enters_with_norm_at_most_clip_norm_whatever_its_values(name, 
     assert (np.linalg.norm(np.asarray(terms(point, 1e-3)), axis=1) > 0.999e-3).any()  # not all of them are zero
 
 
+numbers = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-10, 10, width=32)
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson", "mlp_binary", "linear_unknown_noise"])
+def test_all_rows_of_a_person_together_enter_with_norm_at_most_clip_norm_whatever_their_values(name):
+    """Hypothesis finds hostile rows; persons of several rows all alike are added, whose sum is as long as it can be."""
+    model, point, e, _, y = make_case(name, "mean_field")
+    num_persons, rows_per_person = 3, 4
+    shape = (num_persons, rows_per_person)
+
+    @jax.jit
+    def terms(x, y, present, clip_norm):
+        rows = usable(Rows(x=x, y=y, present=present))
+        gradients = row_gradients(model, point, e, rows.x, rows.y)
+        alone = jnp.repeat(jnp.eye(num_persons, dtype=bool), rows_per_person, axis=1) & rows.present
+        return jnp.stack(
+            [
+                clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_person)
+                for mask in alone
+                for clipping in ("label_free", "ordinary")
+            ]
+        )
+
+    @given(
+        arrays(np.float32, (*shape, D), elements=numbers),
+        arrays(np.int8, shape, elements=st.integers(0, 1)),
+        arrays(bool, shape),
+        st.booleans(),
+        st.sampled_from([1e-3, 1.0, 1e3]),
+    )
+    @settings(max_examples=150, deadline=None)
+    def check(x, labels, present, are_alike, clip_norm):
+        if are_alike:
+            x, labels, present = (np.repeat(a[:, :1], rows_per_person, axis=1) for a in (x, labels, present))
+        got = terms(x.reshape(-1, D), labels.reshape(-1).astype(y.dtype), present.reshape(-1), clip_norm)
+        got = np.asarray(got, dtype=np.float64)
+        assert np.isfinite(got).all()
+        assert (np.linalg.norm(got, axis=1) <= clip_norm).all()
+
+    check()
+
+
+def test_persons_share_one_weight_and_a_row_without_a_finite_norm_takes_nobody_along():
+    norms = jnp.array([3.0, 1.0, 0.2, 0.3, jnp.inf, 8.0, jnp.nan, 5.0])
+    rows = RowGradients(norms=norms, worst_norms=norms, weighted_sum=lambda weights: weights)
+    mask = jnp.array([True, True, True, True, True, True, True, False])
+    got = clipped_gradient(rows, mask, 2.0, "ordinary", 2)
+    np.testing.assert_allclose(got, [0.5, 0.5, 1.0, 1.0, 0.0, 0.25, 0.0, 0.0], rtol=2e-5)
+
+
 @pytest.mark.parametrize("kind", ["mean_field", "full"])
 def test_columns_of_zeros_and_lengths_computed_before_change_nothing(kind):
     model, point, e, x, y = make_case("logistic", kind)
@@ -152,23 +205,24 @@ def test_label_free_clipping_keeps_the_expected_score_zero(name):
     point = MeanFieldPoint(mean=theta, log_stddev=jnp.full(model.dim, -14.0))  # q is the true theta
     labels = jnp.arange(61.0) if model.target == "count" else jnp.asarray(model.worst_labels)
 
-    @partial(jax.jit, static_argnames="clipping")
-    def expected_score(clipping):
+    @partial(jax.jit, static_argnames=("clipping", "rows_per_unit"))
+    def expected_score(clipping, rows_per_unit=1):
         def of(label):
             y = jnp.full(len(x), label)
             gradients = row_gradients(model, point, jnp.zeros(model.dim), x, y)
-            return weighted_by(jnp.exp(model.log_predictive(theta, x, y)), gradients, 0.3, clipping)
+            return weighted_by(jnp.exp(model.log_predictive(theta, x, y)), gradients, 0.3, clipping, rows_per_unit)
 
         return jax.vmap(of)(labels).sum(axis=0)[: model.dim]
 
     assert np.abs(expected_score("label_free")).max() < 1e-4
     assert np.abs(expected_score("ordinary")).max() > 0.1
+    assert np.abs(expected_score("label_free", rows_per_unit=4)).max() < 1e-4  # persons of four rows
 
 
-def weighted_by(probabilities, gradients, clip_norm, clipping):
+def weighted_by(probabilities, gradients, clip_norm, clipping, rows_per_unit=1):
     """The clipped sum with each row's term weighted by the probability of its label."""
     shaded = gradients._replace(weighted_sum=lambda weights: gradients.weighted_sum(weights * probabilities))
-    return clipped_gradient(shaded, jnp.ones(probabilities.shape, dtype=bool), clip_norm, clipping)
+    return clipped_gradient(shaded, jnp.ones(probabilities.shape, dtype=bool), clip_norm, clipping, rows_per_unit)
 
 
 def test_ordinary_clipping_biases_the_estimate_and_label_free_does_not():

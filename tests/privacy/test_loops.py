@@ -1,5 +1,7 @@
 """The door for compiled loops."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,9 +59,16 @@ def test_a_refused_loop_draws_nothing():
         open_steps(Door(Refusing(Relation.SUBSTITUTE, Unit.ROW), Draws(Entropy.from_os())), PLAN)
 
 
-def test_loops_protect_rows_only():
+def test_a_plan_for_another_unit_than_the_accounts_is_refused():
+    account = FreeAccount(Relation.SUBSTITUTE, Unit.PERSON)
     with pytest.raises(InvalidInput, match="unit"):
-        open_steps(a_door(FreeAccount(Relation.SUBSTITUTE, Unit.PERSON)), PLAN)
+        open_steps(a_door(account), PLAN)
+    assert account.charged == []
+    persons = dataclasses.replace(PLAN, unit=Unit.PERSON)
+    with pytest.raises(InvalidInput, match="unit"):
+        open_steps(a_door(), persons)
+    open_steps(a_door(account), persons)
+    assert account.charged == [PLAN.event]  # the price is that of slots, whoever they are
 
 
 def test_inputs_have_the_priced_noise_and_batches():

@@ -55,6 +55,14 @@ def test_what_is_not_protected_is_said() -> None:
     assert "several rows" not in text_of(privacy={"unit": "person"}, data={"unit": "patient"})
 
 
+def test_a_bound_on_the_rows_of_a_person_is_said_with_what_happens_beyond_it() -> None:
+    data = {"unit": "patient", "rows_per_person": 5, "public": ["rows", "test", "persons"]}
+    text = text_of(privacy={"unit": "person"}, data=data)
+    assert "at most 5 rows are used at a silo; a table with more is refused" in text
+    assert "the number of persons of each silo" in text
+    assert "others are left out" in text_of(privacy={"unit": "person"}, data={**data, "outside": "clip"})
+
+
 def test_a_study_without_privacy_is_called_that_first() -> None:
     tables = {**BASE, "privacy": {"mode": "none"}}
     sections = explain(Study.from_dict(tables))

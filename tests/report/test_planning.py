@@ -71,6 +71,28 @@ def test_widths_without_privacy_are_the_closed_form_and_noise_never_narrows_them
     assert (widths[6.0][:, 0] >= widths[6.0][:, 1]).all()
 
 
+def test_batches_of_persons_are_planned_for_as_few_as_there_can_be_or_for_as_many_as_are_said() -> None:
+    keys = {"unit": "patient", "rows_per_person": 4, "public": ["rows", "test", "persons"]}
+    study = study_with(
+        data=keys, privacy={"unit": "person"}, protocol={"privatise": "dp_optimisation", "sample_rate": 0.1}
+    )
+    few, many = plan(study, [1000, 702]), plan(study, [1000, 702], [900, 600])
+    assert [silo.persons for silo in few.silos] == [250, 176]
+    assert [silo["persons"] for silo in many.to_json()["silos"]] == [900, 600]
+    assert [silo.rows for silo in many.silos] == [1000, 702]
+    # Noise in units of the clip norm, and the price, do not depend on how many there are; the widths do.
+    ratios = [made.silos[0].events[0].std / made.settings.clip_norms[0] for made in (few, many)]  # type: ignore[attr-defined]
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-6)
+    assert few.widths is not None
+    assert many.widths is not None
+    assert few.widths[0].private > 1.5 * many.widths[0].private
+    for persons in ([249, 176], [1001, 600], [900]):
+        with pytest.raises(InvalidInput, match="persons"):
+            plan(study, [1000, 702], persons)
+    with pytest.raises(InvalidInput, match="persons"):
+        plan(study_with(), [1000, 702], [900, 600])
+
+
 def test_the_noise_of_a_sum_is_drawn_once_for_all_silos() -> None:
     """Four silos: with a noise each, the sum has 4 times the priced variance; over a sum 4 / (4 - T - 1) times."""
     common = {**FEW, "kind": "global_vi"}

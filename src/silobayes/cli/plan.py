@@ -22,29 +22,34 @@ _MAX_LINES = 20
     "--rows",
     help="Training rows of all silos together, or N,N,... for each; by default the tables are counted, not read.",
 )
+@click.option(
+    "--persons",
+    help="Persons of all silos together, or N,N,... for each; by default as few as can have so many rows.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(study: Path, rows: str | None, as_json: bool) -> None:
+def plan(study: Path, rows: str | None, persons: str | None, as_json: bool) -> None:
     """Work out STUDY before any row is read; charges nothing."""
     from silobayes.report import planning
     from silobayes.study import Study
 
     meant = Study.from_toml(study)
-    numbers = [] if rows is None else _numbers(rows)
-    if rows is None:
-        numbers = planning.counted_rows(meant, study.parent)
-    elif len(numbers) == 1:
+    numbers = planning.counted_rows(meant, study.parent) if rows is None else _numbers("--rows", rows)
+    people = None if persons is None else _numbers("--persons", persons)
+    if rows is not None and len(numbers) == 1:
         numbers = planning.silo_rows(meant, numbers[0])
-    made = planning.plan(meant, numbers)
+    if people is not None and len(people) == 1:
+        people = planning.silo_rows(meant, people[0])
+    made = planning.plan(meant, numbers, people)
     if as_json:
         click.echo(json.dumps(made.to_json(), allow_nan=False))
     else:
         _print(made)
 
 
-def _numbers(rows: str) -> list[int]:
-    parts = [part.strip() for part in rows.split(",")]
+def _numbers(option: str, given: str) -> list[int]:
+    parts = [part.strip() for part in given.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise InvalidInput("--rows", "a whole number, or one for each silo: N,N,...", rows, "E.g. --rows 20000.")
+        raise InvalidInput(option, "a whole number, or one for each silo: N,N,...", given, f"E.g. {option} 20000.")
     return [int(part) for part in parts]
 
 
@@ -62,13 +67,14 @@ def _print(made: "Plan") -> None:
     table.add_row("messages", str(made.num_messages))
     console.print(table)
     table = Table(title="Silos", title_justify="left")
-    for heading in ("silo", "rows", "releases", "noise std", "clip norm", "epsilon"):
+    unit = "rows" if made.silos[0].persons is None else "rows of persons"
+    for heading in ("silo", unit, "releases", "noise std", "clip norm", "epsilon"):
         table.add_column(heading, justify="left" if heading == "silo" else "right")
     for silo, row in list(zip(made.silos, answer["silos"], strict=True))[:_MAX_LINES]:
         events = row["events"]
         table.add_row(
             Text(silo.name),
-            str(silo.rows),
+            str(silo.rows) if silo.persons is None else f"{silo.rows} of {silo.persons}",
             " + ".join(str(event.get("count", 1)) for event in events) or "exact",
             " + ".join(f"{event['std']:.4g}" for event in events if "std" in event) or "-",
             " + ".join(f"{event['clip_norm']:.4g}" for event in events if "clip_norm" in event) or "-",

@@ -36,6 +36,7 @@ class Public(StrEnum):
     """What a study declares public about its rows."""
 
     ROWS = "rows"
+    PERSONS = "persons"
     TEST = "test"
     BOUNDS = "bounds"
     CATEGORIES = "categories"
@@ -116,9 +117,11 @@ class DataSection:
         classes: The classes of a class target, in the order of their labels 0..K-1.
         target_bounds: (low, high) of a real or count target.
         unit: The column that says whose row it is; needed for, and only for, privacy.unit = "person".
+        rows_per_person: A public bound on the rows of one person at one silo; only with `unit`. A person with more is
+            refused, or with `outside = "clip"` only the person's first rows count.
         ignore: Columns that the tables hold and the study does not use.
         public: What is declared public.
-        outside: What happens to a number outside its bounds.
+        outside: What happens to a number outside its bounds, and to rows of a person beyond `rows_per_person`.
         intercept: Whether a column of ones is appended.
         test: A share of the rows, or the path of a table.
     """
@@ -134,6 +137,7 @@ class DataSection:
     classes: tuple[Category, ...] | None = None
     target_bounds: tuple[float, float] | None = None
     unit: str | None = None
+    rows_per_person: int | None = None
     ignore: tuple[str, ...] = ()
     public: tuple[Public, ...] = ()
     outside: Outside = Outside.REFUSE
@@ -158,6 +162,12 @@ class DataSection:
             put("spread", _spread(self.spread, self.bounds, self.typical or {}))
         if self.shares is not None:
             put("shares", _shares(self.shares, self.bounds))
+        if self.rows_per_person is not None:
+            fix = "Pass a public bound on the rows of one person."
+            require_count("data.rows_per_person", self.rows_per_person, at_least=1, fix=fix)
+            if self.unit is None:
+                fix = "Name the column of the person's id, or remove the key."
+                raise InvalidInput("data.rows_per_person", "no value without data.unit", self.rows_per_person, fix)
         put("ignore", _texts("data.ignore", self.ignore))
         if self.features is not None:
             put("features", _texts("data.features", self.features))

@@ -57,6 +57,12 @@ class Silo:
         return len(self.y)
 
     @property
+    def num_persons(self) -> int:
+        """How many persons; public only if the study declares it."""
+        assert self.persons is not None, "persons of a study whose unit is a person"
+        return len(np.unique(self.persons))
+
+    @property
     def num_features(self) -> int:
         """Columns of `x`, the intercept included."""
         return self.x.shape[1]
@@ -65,6 +71,30 @@ class Silo:
         """The chosen rows as a silo of their own."""
         persons = None if self.persons is None else self.persons[rows]
         return Silo(name=name, x=self.x[rows], y=self.y[rows], persons=persons)
+
+    def first_rows(self, rows_per_person: int) -> "Silo":
+        """The same with at most so many rows of each person, the first ones.
+
+        Guarantees:
+            Which rows of a person stay depends on that person's rows only.
+        """
+        assert self.persons is not None, "persons of a study whose unit is a person"
+        _, numbers = places_of_rows(self.persons)
+        return self.take(self.name, np.flatnonzero(numbers < rows_per_person))
+
+
+def places_of_rows(persons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the place of its person, by first appearance, and its number among that person's rows."""
+    _, first, codes, counts = np.unique(persons, return_index=True, return_inverse=True, return_counts=True)
+    by_appearance = np.argsort(first)
+    place_of_code = np.empty_like(by_appearance)
+    place_of_code[by_appearance] = np.arange(len(first))
+    places = place_of_code[codes]
+    ends = np.cumsum(counts[by_appearance])
+    order = np.argsort(places, kind="stable")
+    numbers = np.empty_like(places)
+    numbers[order] = np.arange(len(persons)) - (ends - counts[by_appearance])[places[order]]
+    return places, numbers
 
 
 def concatenate(name: str, silos: "list[Silo]") -> Silo:

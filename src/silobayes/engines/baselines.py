@@ -28,7 +28,7 @@ from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.loops import StepPlan, open_steps
 from silobayes.privacy.mechanisms import AbstractMechanism, GaussianMechanism, Release
-from silobayes.privacy.relation import Relation
+from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import Batch, PoissonSampler
 from silobayes.protocols import bcm, global_vi, pvi
 
@@ -88,8 +88,9 @@ class GlobalVIMethod(AbstractMethod):
         sizes = step_sizes_of_visit(self, call.index)
         opened = None if self.plans is None else [open_steps(d, p) for d, p in zip(doors, self.plans, strict=True)]
         groups = tuple(self._group(bucket, opened) for bucket in self.buckets.buckets)
+        public = {"clipping": self.clipping, "rows_per_unit": self.buckets.rows_per_unit}
         state, seen = global_vi.run_steps(
-            self.solver.model, pvi.to_single(self.eta_p), clients, groups, call.key, sizes, clipping=self.clipping
+            self.solver.model, pvi.to_single(self.eta_p), clients, groups, call.key, sizes, **public
         )
         for bucket, collected in zip(self.buckets.buckets, seen, strict=True):
             for position, m in enumerate(bucket.parts):
@@ -123,6 +124,7 @@ class SummedGlobalVIMethod(AbstractMethod):
     noise_multiplier: float
     relation: Relation
     clipping: Clipping
+    unit: Unit
 
     def init_clients(self) -> global_vi.ServerState:
         """See `AbstractMethod`."""
@@ -132,7 +134,8 @@ class SummedGlobalVIMethod(AbstractMethod):
     def events(self, client: int, num_visits: int) -> tuple[AbstractEvent, ...]:
         """See `AbstractMethod`."""
         assert self.aggregator is not None
-        nothing = loop_sum_of_nothing(self.solver, self.clip_norm, self.samplers, client)
+        units = (self.unit, self.buckets.rows_per_unit)
+        nothing = loop_sum_of_nothing(self.solver, self.clip_norm, self.samplers, client, *units)
         event = self.aggregator.mechanism(self.noise_multiplier).event(nothing, self.relation)
         return repeated(event, num_visits * self.solver.num_steps)
 
@@ -155,32 +158,48 @@ class SummedGlobalVIMethod(AbstractMethod):
         """Each silo's clipped sum over a fresh batch."""
         batches = [door.batch(sampler) for door, sampler in zip(doors, self.samplers, strict=True)]
         bounded: dict[int, Bounded] = {}
+        rows_per_unit = self.buckets.rows_per_unit
+        public = {"clipping": self.clipping, "rows_per_unit": rows_per_unit}
         for bucket in self.buckets.buckets:
-            chunks = global_vi.chunked([batches[m].indices for m in bucket.parts], self.samplers[bucket.parts[0]])
+            indices = [batches[m].indices for m in bucket.parts]
+            chunks = global_vi.chunked(indices, self.samplers[bucket.parts[0]], rows_per_unit)
             partial_sums = global_vi.partial_sums(
-                self.solver.model, server.point, e, bucket.rows, *chunks, self.clip_norm, clipping=self.clipping
+                self.solver.model, server.point, e, bucket.rows, *chunks, self.clip_norm, **public
             )
             for m, own in zip(bucket.parts, np.asarray(partial_sums), strict=True):
-                bounded[int(m)] = bounded_loop_sum(
-                    own,
-                    self.clip_norm,
-                    chunk=global_vi.CHUNK,
-                    batch=batches[m],
-                    capacity=max(sampler.capacity for sampler in self.samplers),
-                )
+                units = (self.unit, rows_per_unit)
+                bounded[int(m)] = _loop_sum(own, self.clip_norm, self.samplers, batches[m], *units)
         return [bounded[m] for m in range(len(batches))]
 
 
 def loop_sum_of_nothing(
-    solver: LocalSolver, clip_norm: float, samplers: Sequence[PoissonSampler], client: int
+    solver: LocalSolver,
+    clip_norm: float,
+    samplers: Sequence[PoissonSampler],
+    client: int,
+    unit: Unit,
+    rows_per_unit: int,
 ) -> Bounded:
     """What a client without rows would share in a step: enough to say what a step costs."""
+    nobody = Batch(indices=np.zeros(0, dtype=int), sampling=samplers[client].sampling)
+    return _loop_sum(np.zeros((1, num_coordinates(solver.family))), clip_norm, samplers, nobody, unit, rows_per_unit)
+
+
+def _loop_sum(
+    partial_sums: np.ndarray,
+    clip_norm: float,
+    samplers: Sequence[PoissonSampler],
+    batch: Batch,
+    unit: Unit,
+    rows_per_unit: int,
+) -> Bounded:
     return bounded_loop_sum(
-        np.zeros((1, num_coordinates(solver.family))),
+        partial_sums,
         clip_norm,
-        chunk=global_vi.CHUNK,
-        batch=Batch(indices=np.zeros(0, dtype=int), sampling=samplers[client].sampling),
+        chunk=global_vi.units_per_chunk(rows_per_unit) * rows_per_unit,
+        batch=batch,
         capacity=max(sampler.capacity for sampler in samplers),
+        unit=unit,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from silobayes.core.errors import InvalidInput
+from silobayes.data.encoding import Outside
 from silobayes.data.silo import Silo
 from silobayes.engines.local import Inputs, Progress, resume, run
 from silobayes.models import MODELS, build
@@ -69,6 +70,7 @@ def read_inputs(
         listed, test, encoding = encode_silos(study, silos, base_dir)
     else:
         listed, test, encoding = list(silos), None, study.encoding
+    listed = [_bounded_persons(study, silo) for silo in listed]
     features = encoding.feature_names
     if not listed or any(silo.num_features != len(features) for silo in listed):
         fix = "Encode all silos by study.encoding."
@@ -83,6 +85,18 @@ def read_inputs(
         ledgers={} if ledgers is None else dict(ledgers),
         noise_seed=noise_seed,
     )
+
+
+def _bounded_persons(study: Study, silo: Silo) -> Silo:
+    """The silo with as many rows of each person as the study allows."""
+    limit = study.data.rows_per_person
+    if limit is None or silo.persons is None:
+        return silo
+    kept = silo.first_rows(limit)
+    if kept.num_rows < silo.num_rows and study.data.outside is Outside.REFUSE:
+        fix = 'Raise the bound, or set data.outside = "clip": then only the first rows of a person count.'
+        raise InvalidInput("data.rows_per_person", f"at most {limit} rows of each person of {silo.name}", "more", fix)
+    return kept
 
 
 def build_model(study: Study, num_features: int) -> AbstractModel:

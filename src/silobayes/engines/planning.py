@@ -68,11 +68,15 @@ def build_method(
         settings: Public.
         budget: Of each silo.
         seed: Of model randomness, of the schedule and of dealing rows to shards.
-        max_rows: Public bounds on the silos' rows; by default their numbers, which a study declares public.
+        max_rows: Public bounds on the silos' rows, or on their persons where batches are of persons; by default their
+            numbers, which a study declares public.
         study_hash: Names the study in secure sums.
     """
     _check(model, silos, settings, budget)
-    slots = [silo.num_rows for silo in silos] if max_rows is None else list(max_rows)
+    by_person = budget is not None and budget.unit is Unit.PERSON and settings.privatise is Privatise.DP_OPTIMISATION
+    if max_rows is None:
+        max_rows = [silo.num_persons if by_person else silo.num_rows for silo in silos]
+    slots = list(max_rows)
     family = family_of(model, settings.posterior)
     eta_p = pvi.to_host(model.prior_eta(family))
     solver = LocalSolver(
@@ -115,7 +119,7 @@ def build_method(
     if settings.privatise is Privatise.SUFFICIENT_STATISTICS:
         assert budget is not None
         return _statistics(common, silos, settings, budget, sums)
-    buckets = Buckets([(silo.x, silo.y) for silo in silos], slots)
+    buckets = _person_buckets(silos, settings, slots) if by_person else Buckets([(s.x, s.y) for s in silos], slots)
     if settings.kind is ProtocolKind.GLOBAL_VI and sums.is_used:
         assert budget is not None
         return _summed_global_vi(common, settings, budget, buckets, sums)
@@ -172,11 +176,14 @@ def _check(model: AbstractModel, silos: Sequence[Silo], settings: Settings, budg
             fix = "A whole silo hides only among others: choose an aggregation."
             raise InvalidInput("privacy.unit", "row or person with aggregation.kind = none", budget.unit.value, fix)
     if budget.unit is Unit.PERSON:
-        if settings.privatise not in PERTURBING:
-            fix = "Use local_averaging or virtual_clients: they deal whole persons to shards."
+        if settings.privatise not in (Privatise.DP_OPTIMISATION, *PERTURBING):
+            fix = "Use dp_optimisation, which samples and clips whole persons, or local_averaging, which deals them."
             raise InvalidInput("privacy.unit", f"row with {settings.privatise.value}", budget.unit.value, fix)
         if any(silo.persons is None for silo in silos):
             raise InvalidInput("data.unit", "the person of each row", "nothing", "Name the column of the person's id.")
+        if settings.privatise is Privatise.DP_OPTIMISATION and settings.rows_per_person is None:
+            fix = "Declare a public bound on the rows of one person."
+            raise InvalidInput("data.rows_per_person", "a number with dp_optimisation", "nothing", fix)
 
 
 def _check_hybrid(settings: Settings) -> None:
@@ -286,7 +293,7 @@ def _summed_global_vi(
     samplers = tuple(PoissonSampler(sample_rate=settings.sample_rate, max_rows=int(rows)) for rows in buckets.slots)
 
     def empty(client: int) -> Bounded:
-        return loop_sum_of_nothing(solver, clip_norm, samplers, client)
+        return loop_sum_of_nothing(solver, clip_norm, samplers, client, budget.unit, buckets.rows_per_unit)
 
     def event_of(sampler: PoissonSampler) -> Callable[[float], AbstractEvent]:
         nothing = empty(samplers.index(sampler))
@@ -301,6 +308,7 @@ def _summed_global_vi(
         clip_norm=clip_norm,
         noise_multiplier=noise,
         relation=budget.relation,
+        unit=budget.unit,
         clipping=settings.clipping.value,
         aggregator=sums.of_shares(empty(0), noise, num_terms=num_terms, num_sums=num_sums),
     )
@@ -342,6 +350,14 @@ def _hybrid(
     plans = _plans(common["solver"], settings, budget, later, buckets, slots, besides=first.events(0, 1))
     then = PVIMethod(**common, buckets=buckets, plans=plans, clipping=settings.clipping.value)
     return HybridMethod(**common, first=first, then=then, sizes=tuple(slots))
+
+
+def _person_buckets(silos: Sequence[Silo], settings: Settings, slots: Sequence[int]) -> Buckets:
+    """Person by person, so that a batch takes all rows of a person or none."""
+    assert settings.rows_per_person is not None
+    persons = [silo.persons for silo in silos if silo.persons is not None]
+    parts = [(silo.x, silo.y) for silo in silos]
+    return Buckets(parts, slots, persons=persons, rows_per_unit=settings.rows_per_person)
 
 
 def shard_buckets(silos: Sequence[Silo], counts: Sequence[int], slots: Sequence[int], seed: int) -> Buckets:
@@ -394,7 +410,7 @@ def _plans(
 
     def event_of(key: tuple[Sampler, int]) -> Callable[[float], AbstractEvent]:
         def at(noise: float) -> AbstractEvent:
-            plan = solver.plan(key[0], clip_norm=clip_norm, noise_multiplier=noise)
+            plan = solver.plan(key[0], clip_norm=clip_norm, noise_multiplier=noise, unit=budget.unit)
             return dataclasses.replace(plan.event, count=solver.num_steps * key[1])
 
         return at
@@ -402,7 +418,7 @@ def _plans(
     keys = [(sampler, max(count, 1)) for sampler, count in zip(samplers, counts, strict=True)]
     noise = _noise_multipliers(keys, event_of, budget, besides=besides)
     return tuple(
-        solver.plan(sampler, clip_norm=clip_norm, noise_multiplier=multiplier)
+        solver.plan(sampler, clip_norm=clip_norm, noise_multiplier=multiplier, unit=budget.unit)
         for sampler, multiplier in zip(samplers, noise, strict=True)
     )
 

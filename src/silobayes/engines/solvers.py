@@ -24,6 +24,7 @@ from silobayes.models.layered import AbstractLayeredModel
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.door import Door
 from silobayes.privacy.loops import Step, StepPlan, open_steps
+from silobayes.privacy.relation import Unit
 from silobayes.protocols.pvi import to_host, to_single, usable
 
 _CACHED_NUMBERS = 1 << 17
@@ -149,6 +150,7 @@ class LocalSolver:
                 # Of one size: falling steps would waste what the last ones cost; rounds are averaged instead.
                 np.full(self.num_steps, self.step_size, dtype=np.float32),
                 clipping=clipping,
+                rows_per_unit=buckets.rows_per_unit,
                 floor=self.floor,
             )
 
@@ -157,7 +159,7 @@ class LocalSolver:
             steps.close(None if seen is None else tuple(leaf[k] for leaf in seen))
         return to_host(eta)
 
-    def plan(self, sampler: Any, *, clip_norm: float, noise_multiplier: float) -> StepPlan:
+    def plan(self, sampler: Any, *, clip_norm: float, noise_multiplier: float, unit: Unit = Unit.ROW) -> StepPlan:
         """One visit's loop."""
         return StepPlan(
             sampler=sampler,
@@ -165,6 +167,7 @@ class LocalSolver:
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
             dimension=num_coordinates(self.family),
+            unit=unit,
         )
 
 
@@ -207,14 +210,29 @@ def _solve_exactly(model, family, eta_cavity, rows, *, floor):
     return jax.vmap(one)(eta_cavity, rows)
 
 
-@partial(jax.jit, static_argnames=("clipping", "floor"))
+@partial(jax.jit, static_argnames=("clipping", "rows_per_unit", "floor"))
 def _solve_privately(
-    model, family, key, parts, eta_cavity, eta_start, rows, steps, clip_norms, rates, step_size, *, clipping, floor
+    model,
+    family,
+    key,
+    parts,
+    eta_cavity,
+    eta_start,
+    rows,
+    steps,
+    clip_norms,
+    rates,
+    step_size,
+    *,
+    clipping,
+    rows_per_unit,
+    floor,
 ):
     def one(silo: tuple[Array, GaussianEta, Rows, Step, Array, Array]) -> tuple:
         number, cavity, part, step, clip_norm, rate = silo
         cavity = usable(family, cavity, floor)
-        public = {"clip_norm": clip_norm, "sample_rate": rate, "step_size": step_size, "clipping": clipping}
+        public = {"clip_norm": clip_norm, "sample_rate": rate, "step_size": step_size}
+        public |= {"clipping": clipping, "rows_per_unit": rows_per_unit}
         own_key = jax.random.fold_in(key, number)
         return ascend_privately(model, family, own_key, cavity, eta_start, part, step, **public)
 

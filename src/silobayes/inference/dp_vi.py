@@ -3,6 +3,7 @@
 Per-row gradients of the *likelihood* term are clipped, summed over a sampled batch and noised at the door; the KL term
 sees no rows, so it is added exactly after the noise. We differ from the paper in the sampler (Poisson, afresh in each
 step), in clipping GLMs by the worst case over the label (UNCERTAINTY F7), and in quadrature instead of draws for GLMs.
+Where the unit is a person, batches are of persons, and a person's rows are clipped together.
 
     steps = open_steps(door, plan)                       # pays for the whole loop
     eta, seen = maximise_privately(model, family, key, eta_cavity, eta_start, rows, steps.inputs, plan, ...)
@@ -21,9 +22,10 @@ from silobayes.core.errors import InvalidInput
 from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
 from silobayes.inference.row_gradients import Clipping, aligned, clipped_gradient, row_gradients, row_lengths
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows, slots_of_units, usable
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step, StepPlan
+from silobayes.privacy.relation import Unit
 
 
 def maximise_privately(
@@ -38,6 +40,7 @@ def maximise_privately(
     *,
     step_size: ArrayLike,
     clipping: Clipping = "label_free",
+    rows_per_unit: int = 1,
 ) -> tuple[GaussianEta, Any]:
     """The local optimum q, and what the scan collected for `Steps.close`. Compiled once per shape.
 
@@ -50,14 +53,17 @@ def maximise_privately(
         key: For reparameterised draws: model randomness, not privacy. GLMs ignore it.
         eta_cavity: May be improper.
         eta_start: Must be proper.
-        rows: At least `plan.sampler.max_rows` slots; empty ones have `present=False`.
+        rows: At least `plan.sampler.max_rows * rows_per_unit` slots; empty ones have `present=False`.
         steps: `Steps.inputs` of `open_steps(door, plan)`.
         plan: Public; `plan.dimension` is `num_coordinates(family)`.
         step_size: Of Adam. One number, lowered to zero by a cosine; or one per step, taken as they are.
         clipping: `label_free` where the model lists its worst labels (else as `ordinary`), or `ordinary`.
+        rows_per_unit: Slots of one unit, side by side in `rows`: more than 1 only where the plan's unit is a person.
 
     Guarantees:
         - one changed row moves each released sum by no more than the plan prices
+        - one changed person moves each released sum by no more than the plan prices
+        - with one row per person it is the loop over rows
         - without noise, clipping and sampling it is vi.maximise
         - padding rows change nothing
     """
@@ -65,8 +71,12 @@ def maximise_privately(
         raise InvalidInput(
             "plan.dimension", f"{num_coordinates(family)} for {family}", plan.dimension, "Use num_coordinates(family)."
         )
-    if rows.x.shape[0] < plan.sampler.max_rows:
-        raise InvalidInput("rows", f"at least {plan.sampler.max_rows} slots", rows.x.shape[0], "Pad to max_rows.")
+    if rows_per_unit != 1 and plan.unit is not Unit.PERSON:
+        fix = "Only persons have several rows."
+        raise InvalidInput("rows_per_unit", f"1 for a plan of unit {plan.unit.value}", rows_per_unit, fix)
+    slots = plan.sampler.max_rows * rows_per_unit
+    if rows.x.shape[0] < slots:
+        raise InvalidInput("rows", f"at least {slots} slots", rows.x.shape[0], "Pad to max_rows.")
     return ascend_privately(
         model,
         family,
@@ -79,6 +89,7 @@ def maximise_privately(
         sample_rate=plan.sampler.sampling.rate,
         step_size=step_size,
         clipping=clipping,
+        rows_per_unit=rows_per_unit,
     )
 
 
@@ -95,17 +106,17 @@ def ascend_privately(
     sample_rate: ArrayLike,
     step_size: ArrayLike,
     clipping: Clipping,
+    rows_per_unit: int = 1,
 ) -> tuple[GaussianEta, Any]:
     """`maximise_privately` with the plan's public numbers as arrays, so that they may differ between mapped silos."""
     if clipping not in get_args(Clipping):
         raise InvalidInput("clipping", "one of " + ", ".join(get_args(Clipping)), clipping, "Use label_free.")
     step_sizes = step_sizes_of(step_size, steps.noise.shape[0])
-    return _ascend(
-        model, family, key, eta_cavity, eta_start, rows, steps, clip_norm, sample_rate, step_sizes, clipping=clipping
-    )
+    static = {"clipping": clipping, "rows_per_unit": rows_per_unit}
+    return _ascend(model, family, key, eta_cavity, eta_start, rows, steps, clip_norm, sample_rate, step_sizes, **static)
 
 
-@partial(jax.jit, static_argnames="clipping")
+@partial(jax.jit, static_argnames=("clipping", "rows_per_unit"))
 def _ascend(
     model: AbstractModel,
     family: GaussianFamily,
@@ -119,6 +130,7 @@ def _ascend(
     step_sizes: Float[Array, " steps"],
     *,
     clipping: Clipping,
+    rows_per_unit: int,
 ) -> tuple[GaussianEta, Any]:
     rows = usable(rows)
     point = point_at(family, eta_start)
@@ -132,10 +144,12 @@ def _ascend(
 
     def gradient(here: AbstractPoint, inputs: tuple[Step, Array | None]) -> tuple[Array, Any]:
         step, e = inputs
-        x, y = features[step.indices], rows.y[step.indices]
+        slots, mask = slots_of_units(step.indices, step.mask, rows_per_unit)
+        x, y = features[slots], rows.y[slots]
         # A slot beyond the array is empty; plain indexing would silently read the last row instead.
-        mask = rows.present.at[step.indices].get(mode="fill", fill_value=False) & step.mask
-        total = clipped_gradient(row_gradients(model, here, e, x, y, lengths[step.indices]), mask, clip_norm, clipping)
+        mask = rows.present.at[slots].get(mode="fill", fill_value=False) & mask
+        gradients = row_gradients(model, here, e, x, y, lengths[slots])
+        total = clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
         released, seen = step.release(total)
         return released / sample_rate - here.kl_gradient(eta_cavity), seen
 

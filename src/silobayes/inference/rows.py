@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from silobayes.core.errors import InvalidInput, require_count
 
@@ -33,8 +33,10 @@ def pad(x: np.ndarray, y: np.ndarray, max_rows: int) -> Rows:
     return jax.tree.map(lambda leaf: leaf[0], stack([(x, y)], max_rows))
 
 
-def stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], max_rows: int) -> Rows:
-    """`pad` of many parts (x, y) at once, with a leading axis over them."""
+def stack(
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], max_rows: int, slots: Sequence[np.ndarray] | None = None
+) -> Rows:
+    """`pad` of many parts (x, y) at once, with a leading axis over them; `slots` are ascending places of each row."""
     require_count("max_rows", max_rows, at_least=1, fix="Pass the public bound on the rows of a silo.")
     for x, y in parts:
         if np.ndim(x) != 2 or np.shape(y) != np.shape(x)[:1]:
@@ -43,6 +45,10 @@ def stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], max_rows: int) -> Rows
             raise InvalidInput("max_rows", "at least the rows of the silo", max_rows, "Declare a larger public bound.")
     counts = np.array([len(x) for x, _ in parts])
     present = np.arange(max_rows) < counts[:, None]
+    if slots is not None:
+        if any(np.max(own, initial=-1) >= max_rows for own in slots):
+            raise InvalidInput("max_rows", "at least the slots of the silo", max_rows, "Declare a larger public bound.")
+        present = np.stack([np.isin(np.arange(max_rows), own, assume_unique=True) for own in slots])
     labels = np.concatenate([y for _, y in parts])
     # Filled on the host: thousands of small arrays would take the device minutes.
     all_x = np.zeros((*present.shape, np.shape(parts[0][0])[1]), dtype=np.float32)
@@ -50,6 +56,16 @@ def stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], max_rows: int) -> Rows
     all_x[present] = np.concatenate([x for x, _ in parts])
     all_y[present] = labels
     return Rows(x=jnp.asarray(all_x), y=jnp.asarray(all_y), present=jnp.asarray(present))
+
+
+def slots_of_units(
+    units: Int[Array | np.ndarray, " units"], mask: Bool[Array | np.ndarray, " units"], rows_per_unit: int
+) -> tuple[Int[Array, " rows"], Bool[Array, " rows"]]:
+    """All slots of the chosen units, and which of them are of a unit in use: unit u has the R slots from u * R on."""
+    if rows_per_unit == 1:
+        return jnp.asarray(units), jnp.asarray(mask)
+    slots = jnp.asarray(units)[:, None] * rows_per_unit + jnp.arange(rows_per_unit)
+    return slots.reshape(-1), jnp.repeat(jnp.asarray(mask), rows_per_unit)
 
 
 def usable(rows: Rows) -> Rows:

@@ -256,10 +256,13 @@ def clip_blocks(
     )
 
 
-def bounded_loop_sum(partial_sums: np.ndarray, clip_norm: float, *, chunk: int, batch: Batch, capacity: int) -> Bounded:
+def bounded_loop_sum(
+    partial_sums: np.ndarray, clip_norm: float, *, chunk: int, batch: Batch, capacity: int, unit: Unit = Unit.ROW
+) -> Bounded:
     """The sum of a batch whose terms float32 code has already clipped to `clip_norm` (loops.clip_factors).
 
-    `partial_sums` holds one row for each `chunk` terms. Summing c terms in float32, in any order, errs by at most
+    `partial_sums` holds one row for each `chunk` rows' terms. `capacity` counts units: rows, or persons, the norms of
+    whose rows' terms add up to at most `clip_norm`. Summing c terms in float32, in any order, errs by at most
     (c + 8) 2^-24 of the sum of their norms (8 for the products before), so the whole sum errs by at most that share of
     `capacity` clip norms; both neighbours may err, and both are rounded to the grid once.
     """
@@ -273,7 +276,7 @@ def bounded_loop_sum(partial_sums: np.ndarray, clip_norm: float, *, chunk: int, 
         blocks=(block,),
         grid=grid,
         order=2,
-        unit=Unit.ROW,
+        unit=unit,
         sharded=False,
         sampling=batch.sampling,
         proof=_MADE_BY_CLIPPING,

@@ -33,18 +33,23 @@ _FLOAT32_SLACK = 1.0 - 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """A loop of `num_steps` clipped noisy sums of `dimension` numbers, noise `noise_multiplier` * `clip_norm`."""
+    """A loop of `num_steps` clipped noisy sums of `dimension` numbers, noise `noise_multiplier` * `clip_norm`.
+
+    `unit` says whose terms the sampler's slots and the clip norm are: rows', or whole persons'. A door of another unit
+    refuses the plan.
+    """
 
     sampler: Sampler
     num_steps: int
     clip_norm: float
     noise_multiplier: float
     dimension: int
+    unit: Unit = Unit.ROW
 
     def __post_init__(self) -> None:
         require_count("num_steps", self.num_steps, at_least=1, fix="Pass the steps of the whole loop.")
         require_count("dimension", self.dimension, at_least=1, fix="Pass the numbers in one gradient.")
-        require_number("clip_norm", self.clip_norm, above=0.0, fix="Pass the L2 bound of one row's gradient.")
+        require_number("clip_norm", self.clip_norm, above=0.0, fix="Pass the L2 bound of one unit's gradient.")
         require_number("noise_multiplier", self.noise_multiplier, above=0.0, fix="Pass std / clip norm.")
 
     @property
@@ -94,8 +99,9 @@ def open_steps(door: Door, plan: StepPlan) -> Steps:
 
     Guarantees:
         All steps are charged, as one event, before the first draw.
+        A plan for another unit than the account's is refused.
     """
-    door.check_unit(Unit.ROW)
+    door.check_unit(plan.unit)
     event = plan.event
     door.account.charge(event)
     draws = door.draws.loop(plan.sampler, plan.dimension, event)

@@ -1,7 +1,8 @@
 """Samplers: who is in a batch. The sampler writes the event, so the price cannot disagree with what ran.
 
 A sampler works on *slots*: `max_rows` is a public number, a silo fills the first slots with its rows and the rest
-stay empty. So nothing a sampler does depends on the rows or on how many there are.
+stay empty. So nothing a sampler does depends on the rows or on how many there are. Where the unit is a person, slots
+are persons': all rows of a person are in a batch, or none is.
 """
 
 from bisect import bisect_left

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from silobayes.inference.ascent import draw_keys
 from silobayes.inference.coordinates import AbstractPoint, point_at
 from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows, slots_of_units, usable
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step
 from silobayes.privacy.sampling import PoissonSampler
@@ -63,7 +63,7 @@ def server_step(
     return ServerState(point=server.point.move(step_size * direction), adam=adam)
 
 
-@partial(jax.jit, static_argnames="clipping")
+@partial(jax.jit, static_argnames=("clipping", "rows_per_unit"))
 def run_steps(
     model: AbstractModel,
     eta_p: GaussianEta,
@@ -73,8 +73,11 @@ def run_steps(
     step_sizes: Float[Array, " steps"],
     *,
     clipping: Clipping,
+    rows_per_unit: int = 1,
 ) -> tuple[ServerState, tuple[Any, ...]]:
     """Several steps in one compiled loop; returns what each group's `Steps.close` needs.
+
+    With `rows_per_unit` R, batches are of persons with R slots each (`inference.rows.slots_of_units`).
 
     Guarantees:
         - without privacy it reaches the optimum of global VI
@@ -87,7 +90,7 @@ def run_steps(
         steps, e, step_size = inputs
         total, seen = jnp.zeros(server.point.num_coordinates), []
         for group, step in zip(groups, steps, strict=True):
-            gradients, collected = _gradients(model, server.point, e, group, step, clipping)
+            gradients, collected = _gradients(model, server.point, e, group, step, clipping, rows_per_unit)
             total, seen = total + gradients.sum(axis=0), [*seen, collected]
         return server_step(server, total, eta_p, step_size), tuple(seen)
 
@@ -106,18 +109,26 @@ def draws_of(model: AbstractModel, key: PRNGKeyArray, num_steps: int) -> Float[A
     return None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (model.dim,)))(keys)
 
 
-def chunked(batches: Sequence[np.ndarray], sampler: PoissonSampler) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and mask of several batches in chunks (silos, chunks, CHUNK), padded to the sampler's capacity."""
-    slots = -(-sampler.capacity // CHUNK) * CHUNK
+def units_per_chunk(rows_per_unit: int) -> int:
+    """Units whose rows make about a chunk."""
+    return max(1, CHUNK // rows_per_unit)
+
+
+def chunked(
+    batches: Sequence[np.ndarray], sampler: PoissonSampler, rows_per_unit: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and mask of several batches in chunks (silos, chunks, units), padded to the sampler's capacity."""
+    chunk = units_per_chunk(rows_per_unit)
+    slots = -(-sampler.capacity // chunk) * chunk
     indices = np.zeros((len(batches), slots), dtype=np.int32)
     mask = np.zeros(indices.shape, dtype=bool)
     for row, batch in enumerate(batches):
         indices[row, : len(batch)] = batch
         mask[row, : len(batch)] = True
-    return indices.reshape(len(batches), -1, CHUNK), mask.reshape(len(batches), -1, CHUNK)
+    return indices.reshape(len(batches), -1, chunk), mask.reshape(len(batches), -1, chunk)
 
 
-@partial(jax.jit, static_argnames="clipping")
+@partial(jax.jit, static_argnames=("clipping", "rows_per_unit"))
 def partial_sums(
     model: AbstractModel,
     point: AbstractPoint,
@@ -128,19 +139,41 @@ def partial_sums(
     clip_norm: Float[Array, ""],
     *,
     clipping: Clipping,
+    rows_per_unit: int = 1,
 ) -> Float[Array, "silos chunks coordinates"]:
     """Sums of clipped gradients over chunks of each silo's batch; they stay with the silo."""
 
     def one(rows: Rows, at: Array, mask: Array) -> Array:
-        x, y = rows.x[at], rows.y[at]
-        mask = mask & rows.present.at[at].get(mode="fill", fill_value=False)
-        return clipped_gradient(row_gradients(model, point, e, x, y), mask, clip_norm, clipping)
+        return _clipped_sum(model, point, e, rows, at, mask, clip_norm, clipping, rows_per_unit)
 
     return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(usable(rows), indices, mask)
 
 
+def _clipped_sum(
+    model: AbstractModel,
+    point: AbstractPoint,
+    e: Array | None,
+    rows: Rows,
+    units: Any,
+    mask: Any,
+    clip_norm: Array,
+    clipping: Clipping,
+    rows_per_unit: int,
+) -> Float[Array, " coordinates"]:
+    at, mask = slots_of_units(units, mask, rows_per_unit)
+    mask = mask & rows.present.at[at].get(mode="fill", fill_value=False)
+    gradients = row_gradients(model, point, e, rows.x[at], rows.y[at])
+    return clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
+
+
 def _gradients(
-    model: AbstractModel, point: AbstractPoint, e: Array | None, group: Clients, step: Step | None, clipping: Clipping
+    model: AbstractModel,
+    point: AbstractPoint,
+    e: Array | None,
+    group: Clients,
+    step: Step | None,
+    clipping: Clipping,
+    rows_per_unit: int,
 ) -> tuple[Float[Array, "silos coordinates"], Any]:
     """Each client's message."""
     if step is None:
@@ -151,9 +184,8 @@ def _gradients(
         return jax.vmap(whole)(group.rows), None
 
     def message(rows: Rows, own: Step, clip_norm: Array, rate: Array) -> tuple[Array, Any]:
-        x, y = rows.x[own.indices], rows.y[own.indices]
-        mask = jnp.asarray(own.mask) & rows.present.at[own.indices].get(mode="fill", fill_value=False)
-        released, seen = own.release(clipped_gradient(row_gradients(model, point, e, x, y), mask, clip_norm, clipping))
+        batch = (own.indices, own.mask, clip_norm, clipping, rows_per_unit)
+        released, seen = own.release(_clipped_sum(model, point, e, rows, *batch))
         return released / rate, seen
 
     return jax.vmap(message)(group.rows, step, group.clip_norms, group.sample_rates)

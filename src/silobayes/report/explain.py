@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from silobayes.data.description import Public
+from silobayes.data.encoding import Outside
 from silobayes.defaults import privatise_of
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.study import PERTURBING, QUANTILE, AggregationKind, Mode, Privatise, ProtocolKind, Study
@@ -38,6 +39,7 @@ _RELATIONS = {
 }
 _PUBLIC = {
     Public.ROWS: "the number of rows of each silo",
+    Public.PERSONS: "the number of persons of each silo",
     Public.TEST: "the test rows: metrics on them are printed without noise",
     Public.BOUNDS: "the ranges of the columns",
     Public.CATEGORIES: "the categories of the columns",
@@ -143,6 +145,9 @@ def _leaves(study: Study) -> Section:
             "It sends nothing else: no rows, no counts, no column means, no losses, no text of errors. The rounds are "
             "fixed beforehand, so that when it stops says nothing either."
         )
+    if study.data.rows_per_person is not None:
+        others = "a table with more is refused" if study.data.outside is Outside.REFUSE else "others are left out"
+        paragraphs.append(f"Of one person at most {study.data.rows_per_person} rows are used at a silo; {others}.")
     if study.aggregation.kind is not AggregationKind.NONE:
         paragraphs += _sums(study)
     return Section(heading="What leaves a site", paragraphs=tuple(paragraphs))

@@ -32,7 +32,7 @@ from silobayes.core.errors import InvalidInput
 from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import Encoding, Numeric
 from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, Settings, resolve
+from silobayes.defaults import PublicFacts, Settings, privatise_of, resolve
 from silobayes.engines.fitting import build_model
 from silobayes.engines.planning import build_method
 from silobayes.models.base import AbstractGLM, AbstractModel
@@ -48,10 +48,14 @@ _MADE_UP_ROWS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SiloPlan:
-    """What one silo will pay in total; `events` is empty and `epsilon` None where nothing private is released."""
+    """What one silo will pay in total; `events` is empty and `epsilon` None where nothing private is released.
+
+    `persons` is the number that the plan is for, where batches are drawn from persons; otherwise None.
+    """
 
     name: str
     rows: int
+    persons: int | None
     events: tuple[AbstractEvent, ...]
     epsilon: float | None
 
@@ -87,6 +91,7 @@ class Plan:
                 {
                     "name": silo.name,
                     "rows": silo.rows,
+                    "persons": silo.persons,
                     "events": [to_json(event) for event in silo.events],
                     "epsilon": silo.epsilon,
                 }
@@ -114,8 +119,11 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def plan(study: Study, rows: Sequence[int]) -> Plan:
-    """The plan for silos of so many rows, in the order of the study's silos."""
+def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None) -> Plan:
+    """The plan for silos of so many rows, in the order of the study's silos.
+
+    `persons` matters where batches are drawn from persons; by default they are as few as can have so many rows.
+    """
     names = study.description.silo_names or tuple(f"silo-{k}" for k in range(len(rows)))
     if len(rows) != len(names) or any(count < 1 for count in rows):
         fix = "Pass the rows of all silos together, or one number for each."
@@ -123,7 +131,11 @@ def plan(study: Study, rows: Sequence[int]) -> Plan:
     encoding, privacy = study.encoding, study.privacy
     num_features = len(encoding.feature_names)
     model = build_model(study, num_features)
-    silos = [_stand_in(name, count, num_features, privacy.unit) for name, count in zip(names, rows, strict=True)]
+    numbers = _persons(study, rows, persons)
+    silos = [
+        _stand_in(name, count, num_features, units if privacy.unit is Unit.PERSON else None)
+        for name, count, units in zip(names, rows, numbers, strict=True)
+    ]
     settings = resolve(study, PublicFacts.of(model, silos))
     budget = None
     if privacy.mode is Mode.DP:
@@ -135,17 +147,45 @@ def plan(study: Study, rows: Sequence[int]) -> Plan:
         study=study,
         settings=settings,
         silos=tuple(
-            SiloPlan(name=name, rows=count, events=own, epsilon=_epsilon(own, budget))
-            for name, count, own in zip(names, rows, events, strict=True)
+            SiloPlan(
+                name=name,
+                rows=count,
+                persons=people if _samples_persons(study) else None,
+                events=own,
+                epsilon=_epsilon(own, budget),
+            )
+            for name, count, people, own in zip(names, rows, numbers, events, strict=True)
         ),
         num_parameters=model.dim,
         num_messages=2 * method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits),
-        widths=expected_widths(model, encoding, settings, rows, events),
+        widths=expected_widths(model, encoding, settings, rows, events, rows_per_unit=sum(rows) / sum(numbers)),
     )
 
 
-def _stand_in(name: str, rows: int, num_features: int, unit: Unit | None) -> Silo:
-    persons = np.arange(rows) if unit is Unit.PERSON else None
+def _samples_persons(study: Study) -> bool:
+    return study.privacy.unit is Unit.PERSON and privatise_of(study) is Privatise.DP_OPTIMISATION
+
+
+def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -> list[int]:
+    """Units of each silo: rows, or persons where they are sampled."""
+    most = study.data.rows_per_person
+    if not _samples_persons(study) or most is None:
+        if persons is not None:
+            fix = "Remove it: only batches of persons depend on how many there are."
+            raise InvalidInput("persons", "nothing for this study", list(persons), fix)
+        return list(rows)
+    fewest = [-(-count // most) for count in rows]
+    if persons is None:
+        return fewest
+    sizes = list(zip(fewest, persons, rows, strict=False))
+    if len(persons) != len(rows) or any(not low <= count <= high for low, count, high in sizes):
+        expected = f"{len(rows)} numbers of persons with 1 to {most} rows each"
+        raise InvalidInput("persons", expected, list(persons), "Correct them, or data.rows_per_person.")
+    return list(persons)
+
+
+def _stand_in(name: str, rows: int, num_features: int, num_persons: int | None) -> Silo:
+    persons = None if num_persons is None else np.arange(rows) % num_persons
     return Silo(name=name, x=np.zeros((rows, num_features), np.float32), y=np.zeros(rows, np.int32), persons=persons)
 
 
@@ -161,8 +201,13 @@ def expected_widths(
     settings: Settings,
     rows: Sequence[int],
     events: Sequence[tuple[AbstractEvent, ...]],
+    *,
+    rows_per_unit: float = 1.0,
 ) -> tuple[Width, ...] | None:
-    """Expected standard deviations; known for generalised linear models by (DP) optimisation, else None."""
+    """Expected standard deviations; known for generalised linear models by (DP) optimisation, else None.
+
+    Of persons all are taken to have the average number of rows, `rows_per_unit`: a clip norm is shared by so many.
+    """
     if not isinstance(model, AbstractGLM) or settings.privatise not in (Privatise.NONE, Privatise.DP_OPTIMISATION):
         return None
     x = made_up_rows(encoding)
@@ -177,7 +222,7 @@ def expected_widths(
     exact = np.linalg.inv(information(np.ones(len(x))) + prior)
     if settings.privatise is Privatise.NONE:
         return _widths(model, encoding, exact, exact)
-    norms = np.linalg.norm(x, axis=1) * np.asarray(model.score_bound(zero), float)
+    norms = rows_per_unit * np.linalg.norm(x, axis=1) * np.asarray(model.score_bound(zero), float)
     (clip_norm,) = settings.clip_norms
     weights = np.where(np.isfinite(norms), np.minimum(1.0, clip_norm / np.maximum(norms, 1e-12)), 1.0)
     score, spread = information(weights), information(weights**2)

@@ -137,6 +137,7 @@ class ReplayingDraws(AbstractDraws):
     log: list[Seen] = field(default_factory=list)
     _batches: Iterator[tuple[Sampler, np.ndarray]] = field(init=False)
     _totals: Iterator[np.ndarray] = field(init=False)
+    _opened: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._batches = iter(self.recording.batches)
@@ -177,7 +178,9 @@ class ReplayingDraws(AbstractDraws):
     def loop(self, sampler: Sampler, dimension: int, event: AbstractEvent) -> LoopDraws:
         """See `AbstractDraws`."""
         batches = [self.batch(sampler) for _ in range(event.count)]
-        start = len(self.log)
+        # Loops of several silos may be open at once; they are closed in the order in which they were opened.
+        start = max(len(self.log), self._opened)
+        self._opened = start + event.count
         recorded = [seen.released for seen in self.recording.log[start : start + event.count]]
         if len(recorded) != event.count:
             raise PrivacyViolation("Expected as many releases as in the other run, got more: control flow saw rows.")
