@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, get_args
 
 import jax
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from silobayes.core.errors import InvalidInput
@@ -134,7 +135,7 @@ def _ascend(
     def gradient(here: AbstractPoint, inputs: tuple[Step, Array | None]) -> tuple[Array, Any]:
         step, e = inputs
 
-        def part(indices: Array, taken: Array) -> Array:
+        def part(indices: Array | np.ndarray, taken: Array | np.ndarray) -> Array:
             x, y = features[indices], rows.y[indices]
             # A slot beyond the array is empty; plain indexing would silently read the last row instead.
             mask = rows.present.at[indices].get(mode="fill", fill_value=False) & taken
