@@ -14,7 +14,7 @@ import pytest
 from silobayes.core.errors import InvalidInput
 from silobayes.families import FullGaussian, MeanFieldGaussian
 from silobayes.inference.coordinates import num_coordinates
-from silobayes.inference.dp_vi import ascend_privately, maximise_privately
+from silobayes.inference.dp_vi import ascend_privately, maximise_privately, usual_part
 from silobayes.inference.rows import Rows, pad
 from silobayes.inference.vi import maximise
 from silobayes.models.numpyro_model import from_numpyro
@@ -232,6 +232,27 @@ def test_one_changed_person_moves_each_released_sum_by_no_more_than_the_plan_pri
 
     pairs = neighbours(np.random.default_rng(1), make_rows, Relation.SUBSTITUTE, 24)
     assert check_method(method, pairs, unit=Unit.PERSON) == 24
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp_binary"])
+def test_rows_count_alike_in_every_slot_of_a_batch(name):
+    model = MODELS[name]
+    family = make_family(model, "mean_field")
+    data = labelled_rows(model, np.random.default_rng(5))
+    rows, width = pad(data["x"], data["y"], MAX_ROWS), 70
+    assert 12 < usual_part(width) < width - 12
+
+    def solve(first_slot: int):
+        slots = np.arange(width) - first_slot
+        mask = np.tile((slots >= 0) & (slots < 12), (NUM_STEPS, 1))
+        indices = np.where(mask, slots, 0).astype(np.int32)
+        step = Step(indices=indices, mask=mask, noise=np.zeros((NUM_STEPS, num_coordinates(family)), np.float32))
+        eta = model.prior_eta(family), model.start_eta(family, KEY)
+        public = {"clip_norm": CLIP_NORM, "sample_rate": 0.5, "step_size": 0.1, "clipping": "label_free"}
+        return ascend_privately(model, family, KEY, *eta, rows, step, **public)[0]
+
+    for first_slot in (width - 12, usual_part(width) - 5):
+        assert_close(solve(first_slot), solve(0), rtol=1e-3, atol=1e-3)
 
 
 def test_vmap_over_silos_is_the_loop_over_silos():

@@ -161,21 +161,29 @@ class Entropy:
         """
         out = np.empty(shape, dtype=np.float32)
         flat = out.reshape(-1)
+        pairs = min(_PAIRS, (flat.size + 1) // 2)
+        # Room for all pieces, made once: the system hands out new pages more slowly than they are filled.
+        wide, narrow = np.empty((2, pairs)), np.empty((2, pairs), dtype=np.float32)
         for start in range(0, flat.size, 2 * _PAIRS):
-            self._fill_normals(flat[start : start + 2 * _PAIRS])
+            self._fill_normals(flat[start : start + 2 * _PAIRS], wide, narrow)
         return out
 
-    def _fill_normals(self, out: NDArray[np.float32]) -> None:
+    def _fill_normals(self, out: NDArray[np.float32], wide: NDArray[np.float64], narrow: NDArray[np.float32]) -> None:
         count = (out.size + 1) // 2
+        (uniform, top), (radius, angle) = wide[:, :count], narrow[:, :count]
         words = self.uint64(count + (count + 1) // 2)
-        uniform = words[:count].astype(np.float64)
+        # Read as signed, because processors convert nothing else quickly; then 2^64 more where the top bit is set.
+        uniform[:] = words[:count].view(np.int64)
+        top[:] = (words[:count] >> np.uint64(63)).view(np.int64)
+        top *= 2.0**64
+        uniform += top
         uniform += 1.0  # in (0, 2^64]: the logarithm below is finite
         uniform *= 2.0**-64
         np.log(uniform, out=uniform)
         uniform *= -2.0
-        radius = uniform.astype(np.float32)
+        radius[:] = uniform
         np.sqrt(radius, out=radius)
-        angle = words[count:].view(np.int32)[:count].astype(np.float32)
+        angle[:] = words[count:].view(np.int32)[:count]
         angle *= np.float32(math.pi / 2**31)
         first, second = out[:count], out[count:]
         np.cos(angle, out=first)
