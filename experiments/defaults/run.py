@@ -15,13 +15,11 @@ from typing import Any
 
 import silobayes
 from experiments.defaults import report
-from experiments.defaults.scan import FACTORS, METHODS, plan_of
+from experiments.defaults.scan import FACTORS, METHODS, RULES, plan_of
 from experiments.defaults.studies import STUDIES
 from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.fitting import read_inputs
 from silobayes.study import Study
-
-HERE = Path(__file__).parent
 
 
 def run_one(study_name: str, name: str, constant: str, factor: float, seed: int) -> dict[str, Any]:
@@ -71,16 +69,16 @@ def main() -> None:
                     for factor in FACTORS:
                         if factor != 1.0:
                             _run_if_missing(study_name, name, constant, factor, seed)
-    report.write(report.load(HERE), HERE)
+    report.write()
 
 
 def _run_if_missing(study_name: str, name: str, constant: str, factor: float, seed: int) -> None:
-    key = {"study": study_name, "method": name, "constant": constant, "factor": factor, "seed": seed}
-    if any(record | key == record for record in report.load(HERE)):
+    key = {"rules": RULES, "study": study_name, "method": name, "constant": constant, "factor": factor, "seed": seed}
+    if any(record | key == record for record in report.load(report.SCAN)):
         return
     record = key | run_one(study_name, name, constant, factor, seed)
     print(record, file=sys.stderr, flush=True)
-    report.append(HERE, record)
+    report.append(report.SCAN, record)
 
 
 if __name__ == "__main__":
