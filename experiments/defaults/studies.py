@@ -192,8 +192,6 @@ def _study(make: Callable[[int, int], Table], rows: int, silos: int, epsilon: fl
 # factorial design.
 CORE = {
     "few 2,000 / 3 / 1": _study(few, 2_000, 3, 1.0, True),
-    "census 24,000 / 10 / 1": _study(census, 24_000, 10, 1.0, True),
-    "ICU 10,000 / 3 / .3": _study(icu, 10_000, 3, 0.3, True),
     "few 10,000 / 10 / .3": _study(few, 10_000, 10, 0.3, False),
 }
 NETWORKS = {
@@ -201,12 +199,14 @@ NETWORKS = {
     "curved 10,000 / 3 / 3": _study(curved, 10_000, 3, 3.0, False),
 }
 OTHERS = {
-    "ICU 12,000 / 10 / 1": _study(icu, 12_000, 10, 1.0, False),
+    "ICU 10,000 / 3 / .3": _study(icu, 10_000, 3, 0.3, True),
+    "census 24,000 / 10 / 1": _study(census, 24_000, 10, 1.0, True),
     "linear 10,000 / 10 / 1": _study(few_real, 10_000, 10, 1.0, True),
     "counts 10,000 / 10 / 1": _study(few_counts, 10_000, 10, 1.0, True),
-    "census 12,000 / 3 / 3": _study(census, 12_000, 3, 3.0, False),
+    "ICU 12,000 / 10 / 1": _study(icu, 12_000, 10, 1.0, False),
     "few 50,000 / 50 / 1": _study(few, 50_000, 50, 1.0, False),
     "ICU 5,000 / 10 / 3": _study(icu, 5_000, 10, 3.0, True),
+    "census 12,000 / 3 / 3": _study(census, 12_000, 3, 3.0, False),
     "census 50,000 / 50 / 1": _study(census, 50_000, 50, 1.0, True),
 }
-STUDIES = CORE | NETWORKS | OTHERS
+STUDIES = NETWORKS | CORE | OTHERS
