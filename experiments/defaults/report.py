@@ -49,26 +49,23 @@ def tables(scan: Sequence[Record], confirmation: Sequence[Record]) -> dict[str, 
     return texts
 
 
-Scores = dict[tuple[str, str, str, float], float]
+Scores = dict[tuple[str, int, str, str, float], float]
 
 
 def scores_of(records: Sequence[Record]) -> Scores:
-    """(study, method, constant, factor) -> held-out log-likelihood, mean over seeds."""
-    found: dict[tuple[str, str, str, float], list[float]] = {}
-    for record in records:
-        key = (record["study"], record["method"], record["constant"], record["factor"])
-        found.setdefault(key, []).append(record["log_likelihood"])
-    return {key: float(np.mean(values)) for key, values in found.items()}
+    """(study, seed, method, constant, factor) -> held-out log-likelihood; a seed is a table of its own."""
+    keys = ("study", "seed", "method", "constant", "factor")
+    return {tuple(record[key] for key in keys): record["log_likelihood"] for record in records}
 
 
-def differences(scores: Scores, method: str, constant: str, factor: float) -> dict[str, float]:
-    """Study -> what is lost against the rule, in thousandths of a nat a row; negative is better than the rule."""
-    changed = {key[0]: value for key, value in scores.items() if key[1:] == (method, constant, factor)}
-    return {study: 1000 * (scores[study, method, "", 1.0] - value) for study, value in changed.items()}
+def differences(scores: Scores, method: str, constant: str, factor: float) -> list[float]:
+    """What each table loses against the rule, in thousandths of a nat a row; negative is better than the rule."""
+    changed = {key[:2]: value for key, value in scores.items() if key[2:] == (method, constant, factor)}
+    return [1000 * (scores[*table, method, "", 1.0] - value) for table, value in changed.items()]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Over studies; one study has no error."""
+    """Over tables; one has no error."""
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return float(np.mean(values)), error
 
@@ -81,32 +78,33 @@ def _scan_table(records: Sequence[Record]) -> str:
             found = [differences(scores, method, constant, factor) for factor in FACTORS if factor != 1.0]
             if any(found):
                 lines.append([method, constant, *map(_difference, found), str(max(map(len, found)))])
-    return markdown(["method", "constant", *[f"x {factor:g}" for factor in FACTORS if factor != 1.0], "studies"], lines)
+    return markdown(["method", "constant", *[f"x {factor:g}" for factor in FACTORS if factor != 1.0], "tables"], lines)
 
 
-def _difference(found: dict[str, float]) -> str:
+def _difference(found: list[float]) -> str:
     """Bold: better than the rule by more than two standard errors."""
     if not found:
         return "-"
-    mean, error = mean_and_error(list(found.values()))
-    better = sum(value < 0 for value in found.values())
+    mean, error = mean_and_error(found)
+    better = sum(value < 0 for value in found)
     text = f"{mean:+.1f} ± {error:.1f} ({better} better)"
     return f"**{text}**" if mean < -2 * error else text
 
 
 def _losses(scan: Sequence[Record]) -> str:
-    """What privacy costs with default settings, by study; the newest rules."""
-    newest: dict[tuple[str, str], tuple[int, float]] = {}
-    for rules in sorted({record["rules"] for record in scan}):
-        own = scores_of([record for record in scan if record["rules"] == rules and record["constant"] == ""])
-        newest |= {(study, method): (rules, score) for (study, method, _, _), score in own.items()}
+    """What privacy costs with default settings, mean over seeds; studies that were run without privacy too."""
+    scores: dict[tuple[str, str], list[float]] = {}
+    for record in scan:
+        if record["constant"] == "":
+            scores.setdefault((record["study"], record["method"]), []).append(record["log_likelihood"])
     private = [method for method in METHODS if method != NOT_PRIVATE]
     lines = []
     for study in STUDIES:
-        if (study, NOT_PRIVATE) in newest:
-            best = newest[study, NOT_PRIVATE][1]
-            cells = [newest.get((study, method)) for method in private]
-            lines.append([study, f"{best:.3f}", *["-" if c is None else f"{1000 * (best - c[1]):.1f}" for c in cells]])
+        if (study, NOT_PRIVATE) in scores:
+            best = np.mean(scores[study, NOT_PRIVATE])
+            cells = [scores.get((study, method)) for method in private]
+            lost = ["-" if cell is None else f"{1000 * (best - np.mean(cell)):.1f}" for cell in cells]
+            lines.append([study, f"{best:.3f}", *lost])
     return markdown(["rows / silos / epsilon", NOT_PRIVATE, *private], lines)
 
 

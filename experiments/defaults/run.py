@@ -15,7 +15,7 @@ from typing import Any
 
 import silobayes
 from experiments.defaults import report
-from experiments.defaults.scan import FACTORS, METHODS, RULES, plan_of
+from experiments.defaults.scan import FACTORS, METHODS, plan_of, rules_of
 from experiments.defaults.studies import STUDIES
 from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.fitting import read_inputs
@@ -73,7 +73,8 @@ def main() -> None:
 
 
 def _run_if_missing(study_name: str, name: str, constant: str, factor: float, seed: int) -> None:
-    key = {"rules": RULES, "study": study_name, "method": name, "constant": constant, "factor": factor, "seed": seed}
+    key = {"rules": rules_of(study_name), "study": study_name, "method": name, "constant": constant, "factor": factor}
+    key["seed"] = seed
     if any(record | key == record for record in report.load(report.SCAN)):
         return
     record = key | run_one(study_name, name, constant, factor, seed)

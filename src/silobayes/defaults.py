@@ -55,6 +55,7 @@ from silobayes.study import (
     AggregationSection,
     Clipping,
     Mode,
+    ModelKind,
     PosteriorKind,
     Privatise,
     ProtocolKind,
@@ -304,7 +305,8 @@ def _noisy_step_size(study: Study, facts: PublicFacts, settings: Settings) -> fl
         # One walk, on the sum over silos; in a secure sum the noise is that of one silo.
         walkers = 1.0 if settings.aggregation.kind is AggregationKind.NONE else 1.0 / num_silos
     elif settings.kind is ProtocolKind.BCM:
-        walkers = 1.0 / num_silos  # the average of the silos' walks
+        # The average of the silos' walks; an average of networks' weights is no average of networks.
+        walkers = 1.0 if study.model.kind is ModelKind.MLP else 1.0 / num_silos
     else:
         walkers = settings.damping**2 * (settings.clients_per_round or num_silos)  # the sum of their damped walks
     return min(_LONGEST_STEP, walk / math.sqrt(walkers * settings.rounds * settings.steps))
