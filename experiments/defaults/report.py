@@ -42,7 +42,8 @@ def tables(scan: Sequence[Record], confirmation: Sequence[Record]) -> dict[str, 
         own = [record for record in scan if record["rules"] == rules]
         for kind, is_network in (("regressions", False), ("networks", True)):
             chosen = [record for record in own if (record["study"] in NETWORKS) == is_network]
-            texts[f"{kind}, rules {rules}"] = _scan_table(chosen)
+            if chosen:
+                texts[f"{kind}, rules {rules}"] = _scan_table(chosen)
     texts["losses"] = _losses(scan)
     for name in ("heart", "diabetes"):
         texts[name] = _confirmation([record for record in confirmation if record["table"] == name])
