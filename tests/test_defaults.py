@@ -137,3 +137,12 @@ def test_steps_are_never_longer_than_without_noise():
     many = PublicFacts(silo_rows=(500,) * 300, num_parameters=19)
     steps = [resolve(make_study(kind="bcm"), facts).step_size for facts in (FACTS, many)]
     assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.05])  # an average of walks is shorter than one
+
+
+def test_a_committee_of_networks_counts_the_walk_of_each():
+    """Averages of weights are no average of networks: what one silo's noise does is not averaged out."""
+    tables = make_study(kind="bcm").to_dict()
+    steps = []
+    for model in ({"kind": "logistic_regression"}, {"kind": "mlp", "options": {"hidden": [5]}}):
+        steps.append(resolve(Study.from_dict(tables | {"model": model}), FACTS).step_size)
+    assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.45 * (1 / 400) ** 0.5])

@@ -1,0 +1,1 @@
+"""The default rules, derived and checked on simulated studies."""
