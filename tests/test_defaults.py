@@ -2,10 +2,13 @@
 
 import dataclasses
 import inspect
+import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import silobayes
 from silobayes import defaults
 from silobayes.defaults import PublicFacts, resolve
 from silobayes.engines.planning import build_method
@@ -146,3 +149,42 @@ def test_a_committee_of_networks_counts_the_walk_of_each():
     for model in ({"kind": "logistic_regression"}, {"kind": "mlp", "options": {"hidden": [5]}}):
         steps.append(resolve(Study.from_dict(tables | {"model": model}), FACTS).step_size)
     assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.45 * (1 / 400) ** 0.5])
+
+
+def many_columns(declared: bool, **protocol) -> tuple[Study, dict[str, pd.DataFrame]]:
+    """Twelve columns of two categories each, most rows in the first: without shares they go with the intercept."""
+    rng = np.random.default_rng(3)
+    codes = (rng.random((1500, 12)) < 0.2).astype(int)
+    odds = np.take_along_axis(rng.normal(size=(2, 12)), codes, axis=0).sum(axis=1)
+    rows = pd.DataFrame({f"c{k}": np.array(["a", "b"])[codes[:, k]] for k in range(12)})
+    rows["y"] = (rng.random(1500) < 1 / (1 + np.exp(-odds))).astype(int)
+    data = {
+        "target": "y",
+        "classes": [0, 1],
+        "bounds": {f"c{k}": ["a", "b"] for k in range(12)},
+        "public": ["rows", "test"],
+        "test": 0.4,
+    }
+    if declared:
+        data["shares"] = {f"c{k}": [0.8, 0.2] for k in range(12)}
+    privacy = {"epsilon": 50.0, "delta": 1e-5, "relation": "substitute", "unit": "row"}
+    study = {"study": {"name": "many"}, "data": data, "model": {"kind": "logistic_regression"}, "privacy": privacy}
+    frames = {"one": rows.iloc[:900], "two": rows.iloc[900:]}
+    return Study.from_dict(study | {"protocol": protocol}), frames
+
+
+def test_columns_that_nothing_centres_lower_the_damping_of_perturbing_methods_and_keep_their_path():
+    declared, apart = (
+        resolve(many_columns(declared, privatise="virtual_clients")[0], FACTS) for declared in (True, False)
+    )
+    assert (declared.rounds, declared.damping) == (8, 0.4)
+    assert apart.damping == pytest.approx(1.5 / 13)
+    assert apart.rounds * apart.damping == pytest.approx(3.2, rel=0.05)
+
+
+def test_perturbing_methods_do_not_run_away_where_columns_go_together(tmp_path):
+    """With damping .4 they score little better than a model without features."""
+    study, frames = many_columns(False, privatise="virtual_clients")
+    silobayes.fit(study, frames, out=tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["metrics"]
+    assert metrics["log_likelihood"] > -0.55

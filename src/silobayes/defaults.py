@@ -26,9 +26,11 @@ steps inside a sum, and the path of perturbing methods is as long as it is. Take
   matters, not how it is cut into rounds. The larger a shard, the more of its factor is the chance of its own rows, so
   shards are single rows as long as their factors fit in memory. Too short a path shrinks coefficients, too long a one
   adds noise; where all shards of a silo share a factor, clipping also pulls the mean over rows towards their median,
-  and a longer path is worth its noise. The quadratic part gets half the norm of the linear one. Networks learn their
-  means only: precisions of the weights stay near those of the start, so that a visit is a step of gradient ascent whose
-  length is damping times rows over that precision.
+  and a longer path is worth its noise. The quadratic part gets half the norm of the linear one. Mean-field steps of all
+  shards at once are a Jacobi iteration here too: columns that no declared typical value or shares centre go together
+  with the intercept, and the more there are, the smaller the damping and the more rounds there must be. Networks
+  learn their means only: precisions of the weights stay near those of the start, so that a visit is a step of gradient
+  ascent whose length is damping times rows over that precision.
 - q is averaged over the last half of the visits (engines.methods): public post-processing that removes noise.
 """
 
@@ -79,6 +81,8 @@ _LARGEST_FULL = 120
 # How far a shard's factor can travel in all rounds, in units of sqrt(its rows) * typical norm: where every shard has
 # its own, and where all shards of a silo share one.
 _TRAVEL, _SHARED_TRAVEL = 0.45, 0.8
+# Damping times rounds; and damping times the features of a row that go together with its intercept.
+_DAMPED_ROUNDS, _STABLE = 3.2, 1.5
 # Of epsilon, for the counts of norms alone where clip norms are a quantile.
 _NORMS_SHARE = 0.1
 # All factors of shards together: what a machine holds and a checkpoint writes.
@@ -324,7 +328,8 @@ def _method_rules(study: Study, facts: PublicFacts, privatise: Privatise) -> dic
         linear = _NETWORK_CLIP * size
         quadratic = _NETWORK_QUADRATIC * linear
     else:
-        rounds, damping = 8, 0.4
+        damping = min(0.4, _STABLE / (1 + _num_uncentred(study)))
+        rounds = math.ceil(_DAMPED_ROUNDS / damping)
         is_shared = privatise is not Privatise.VIRTUAL_CLIENTS and study.aggregation.kind is AggregationKind.NONE
         linear = (_SHARED_TRAVEL if is_shared else _TRAVEL) * size / (damping * rounds)
         quadratic = 0.5 * facts.score * linear
@@ -337,6 +342,15 @@ def _method_rules(study: Study, facts: PublicFacts, privatise: Privatise) -> dic
         "shards": shards if len(set(shards)) > 1 else shards[0],
         "clip_norm": (stands_for * linear, stands_for * quadratic),
     }
+
+
+def _num_uncentred(study: Study) -> int:
+    """Columns of which no public fact says where their features have their mean."""
+    typical = study.data.typical or {}
+    return sum(
+        column.name not in typical if isinstance(column, Numeric) else column.shares is None
+        for column in study.encoding.columns
+    )
 
 
 def _noisy_step_size(study: Study, facts: PublicFacts, settings: Settings) -> float:
