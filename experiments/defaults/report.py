@@ -45,7 +45,7 @@ def tables(scan: Sequence[Record], confirmation: Sequence[Record]) -> dict[str, 
             if chosen:
                 texts[f"{kind}, rules {rules}"] = _scan_table(chosen)
     texts["losses"] = _losses(scan)
-    for name in ("heart", "diabetes"):
+    for name in ("heart", "diabetes", "heart, first rules", "diabetes, first rules"):
         texts[name] = _confirmation([record for record in confirmation if record["table"] == name])
     return texts
 
