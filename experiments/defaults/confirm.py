@@ -2,8 +2,9 @@
 
 Bounds, typical values and spreads are what somebody who knows hospitals would declare, not computed from rows, and the
 rules were fixed before the first runs; README.md says what changed because of them. *Heart* is the UCI heart disease
-table, four hospitals as they are. *Diabetes* is the table of 130 US hospitals, first stays only, so that a row is a patient; who
-paid for the stay is the silo (payers of at least 500 patients), and the question is whether the patient came back.
+table, four hospitals as they are. *Diabetes* is the table of 130 US hospitals, first stays only, so that a row is a
+patient; who paid for the stay is the silo (payers of at least 500 patients), and the question is whether the patient
+came back.
 Noise is drawn afresh.
 """
 
