@@ -7,6 +7,7 @@ step that was not checkpointed was never shown to anybody, and its draws died wi
 
 import dataclasses
 import platform
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from silobayes import __version__
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.doors import Doors, ledger_paths
+from silobayes.engines.doors import Bill, Doors, check, ledger_places
 from silobayes.engines.methods import AbstractMethod, RunState
 from silobayes.engines.planning import build_method
 from silobayes.models.base import AbstractModel
@@ -78,12 +79,20 @@ class Inputs:
 def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
     """A new run in the directory `out`; everything that can be refused is refused before anything is charged."""
     settings, budget, method = _prepare(inputs)
+    names = [silo.name for silo in inputs.silos]
+    run_id = secrets.token_hex(8)
     facts = {
+        "run_id": run_id,
         "silos": [{"name": silo.name, "rows": silo.num_rows} for silo in inputs.silos],
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
         "releases": _releases(method),
         "version": __version__,
+        "ledgers": ledger_places(names, LEDGERS, inputs.ledgers),
     }
+    if budget is not None:
+        places = [Path(out) / facts["ledgers"][name] for name in names]
+        bills = _bills(method, places, [name not in inputs.ledgers for name in names])
+        check(bills, budget=budget, account=_account(inputs, run_id))
     directory = RunDirectory.create(Path(out), inputs.study.to_dict(), inputs.study.hash, facts)
     return _go_on(directory, inputs, settings, budget, method, progress)
 
@@ -94,6 +103,8 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     Guarantees:
         - a resumed run ends where an uninterrupted one does, and charges once
         - a changed study or other rows counts are refused
+        - a resumed run remembers the site's own ledger
+        - an unfinished run that lost a ledger is refused
     """
     directory = RunDirectory.open(Path(out), inputs.study.hash)
     if directory.is_finished:
@@ -102,6 +113,11 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     if known != [(silo.name, silo.num_rows) for silo in inputs.silos]:
         fix = "Resume with the rows that the run was started with."
         raise InvalidInput("silos", "the silos of the run, with as many rows", "others", fix)
+    for name, path in inputs.ledgers.items():
+        place = directory.ledgers.get(name)
+        if place is None or Path(path).resolve() != place.resolve():
+            fix = "What was charged is written there: leave --ledger out, or bring that file back."
+            raise InvalidInput("ledgers", f"the ledger that the run was started with, {place}", str(path), fix)
     return _go_on(directory, inputs, *_prepare(inputs), progress)
 
 
@@ -136,7 +152,7 @@ def _go_on(
     started = time.monotonic()
     with directory.lock():
         state, step = directory.load_step(method.init())
-        account = f"{inputs.study.study.name[:150]} {directory.facts['run_id']}"
+        account = _account(inputs, directory.facts["run_id"])
         doors = None if budget is None else _pay(directory, inputs, budget, method, account, step)
         while state.step < len(method.visits):
             visit = method.visits[state.step]
@@ -157,13 +173,33 @@ def _go_on(
     return posterior
 
 
+def _account(inputs: Inputs, run_id: str) -> str:
+    return f"{inputs.study.study.name[:150]} {run_id}"
+
+
+def _bills(method: AbstractMethod, places: Sequence[Path], may_create: Sequence[bool]) -> list[Bill]:
+    return [
+        Bill(ledger=place, events=events, may_create=new)
+        for place, events, new in zip(places, method.total_events(), may_create, strict=True)
+    ]
+
+
 def _pay(
     directory: RunDirectory, inputs: Inputs, budget: Budget, method: AbstractMethod, account: str, step: int
 ) -> Doors:
     past = visits_per_client(method.visits[:step], method.num_clients)
     done = [method.events(client, count) for client, count in enumerate(past)]
-    paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
-    return Doors.pay(method.total_events(), done, paths, budget=budget, account=account, noise_seed=inputs.noise_seed)
+    places = [directory.ledgers[silo.name] for silo in inputs.silos]
+    own = directory.path / LEDGERS
+    bills = _bills(method, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
+    return Doors.pay(
+        bills,
+        done,
+        budget=budget,
+        account=account,
+        noise_seed=inputs.noise_seed,
+        begin=directory.begin_to_charge,
+    )
 
 
 def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str, Any]:
@@ -223,12 +259,11 @@ def _certificate(
         return {**common, "stamp": "NOT PRIVATE: the study has no privacy", "mode": Mode.NONE.value}
     if inputs.noise_seed is not None:
         common["stamp"] = "NOT PRIVATE: the noise comes from a fixed seed"
-    paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
     silos = []
-    for silo, spent, events, path in zip(inputs.silos, doors.spent, doors.events, paths, strict=True):
+    for silo, spent, events in zip(inputs.silos, doors.spent, doors.events, strict=True):
         if spent is not None:
-            inside = path.is_relative_to(directory.path)
-            ledger = str(path.relative_to(directory.path) if inside else path.resolve())
+            place = Path(directory.facts["ledgers"][silo.name])
+            ledger = place.name if place.is_absolute() else str(place)  # published: no paths of the site's machine
             paid = [to_json(event) for event in events]
             silos.append({"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "events": paid})
     kinds = {type(event) for events in doors.events for event in events}
