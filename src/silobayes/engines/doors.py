@@ -19,7 +19,7 @@ from silobayes.privacy.ledger import Account, Budget, Ledger, Spent
 from silobayes.privacy.prepaid import Prepaid
 
 # Ledgers are written side by side: each waits for its own syncs, and a disk does many of them at once.
-_WRITERS = 32
+_WRITERS = 16
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -73,19 +73,18 @@ class Doors:
             begin: Called when every ledger is there and has room, before the first is charged.
         """
         ledgers = check(bills, budget=budget, account=account)
-        owing = [m for m, bill in enumerate(bills) if bill.events]
-        missing = [m for m in owing if ledgers[m] is None]
-        ledgers |= dict(zip(missing, _all(lambda m: Ledger.create(bills[m].ledger, budget), missing), strict=True))
+        ledgers = _all(lambda pair: _create(*pair, budget), list(zip(ledgers, bills, strict=True)))
         begin()
-        accounts = dict(zip(owing, _all(lambda m: _pay(ledgers[m], bills[m], budget, account), owing), strict=True))
-        everyone = range(len(bills))
+        paid = _all(lambda pair: _pay(*pair, budget, account), list(zip(ledgers, bills, strict=True)))
+        accounts = tuple(own for own, _ in paid)
         return cls(
-            accounts=tuple(accounts.get(m) for m in everyone),
+            accounts=accounts,
             events=tuple(bill.events for bill in bills),
             prepaid=tuple(
-                Prepaid.of(accounts[m], bills[m].events, done[m]) if m in accounts else None for m in everyone
+                None if own is None else Prepaid.of(own, bill.events, taken)
+                for own, bill, taken in zip(accounts, bills, done, strict=True)
             ),
-            spent=tuple(accounts[m].spent() if m in accounts else None for m in everyone),
+            spent=tuple(spent for _, spent in paid),
             noise_seed=noise_seed,
             _entropies={},
         )
@@ -121,15 +120,14 @@ def _file_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def check(bills: Sequence[Bill], *, budget: Budget, account: str) -> dict[int, Ledger | None]:
+def check(bills: Sequence[Bill], *, budget: Budget, account: str) -> list[Ledger | None]:
     """The ledger of each bill, None where it is to be created; refuse if one cannot pay. Nothing is written.
 
     A ledger that may not be created is opened whatever is owed, so that a wrong path is refused.
     """
-    owing = [m for m, bill in enumerate(bills) if bill.events or not bill.may_create]
-    ledgers = dict(zip(owing, _all(lambda m: _open(bills[m]), owing), strict=True))
-    for m in owing:
-        _check_room(ledgers[m], bills[m], budget, account)
+    ledgers = _all(_open, bills)
+    for ledger, bill in zip(ledgers, bills, strict=True):
+        _check_room(ledger, bill, budget, account)
     return ledgers
 
 
@@ -167,11 +165,20 @@ def _missing(bill: Bill, paid: list[AbstractEvent]) -> tuple[AbstractEvent, ...]
     return () if paid else bill.events
 
 
-def _pay(ledger: Ledger | None, bill: Bill, budget: Budget, account: str) -> Account:
+def _create(ledger: Ledger | None, bill: Bill, budget: Budget) -> Ledger | None:
+    return Ledger.create(bill.ledger, budget) if ledger is None and bill.events else ledger
+
+
+def _pay(
+    ledger: Ledger | None, bill: Bill, budget: Budget, account: str
+) -> tuple[Account, Spent] | tuple[None, None]:
+    if not bill.events:
+        return None, None
     assert ledger is not None, "every ledger was opened or created"
     terms = {"epsilon": budget.epsilon, "delta": budget.delta}
     missing = _missing(bill, [entry.event for entry in ledger.entries(account)])
-    return ledger.pay(account, missing, **terms) if missing else ledger.account(account, **terms)
+    own = ledger.pay(account, missing, **terms) if missing else ledger.account(account, **terms)
+    return own, own.spent()
 
 
 def _all(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -89,6 +89,7 @@ def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None =
         "version": __version__,
         "ledgers": ledger_places(names, LEDGERS, inputs.ledgers),
     }
+    RunDirectory.require_new(Path(out))
     if budget is not None:
         places = [Path(out) / facts["ledgers"][name] for name in names]
         bills = _bills(method, places, [name not in inputs.ledgers for name in names])
@@ -109,12 +110,13 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     directory = RunDirectory.open(Path(out), inputs.study.hash)
     if directory.is_finished:
         return Posterior.load(directory.path, model=inputs.model)
-    known = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
-    if known != [(silo.name, silo.num_rows) for silo in inputs.silos]:
+    sizes = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
+    if sizes != [(silo.name, silo.num_rows) for silo in inputs.silos]:
         fix = "Resume with the rows that the run was started with."
         raise InvalidInput("silos", "the silos of the run, with as many rows", "others", fix)
+    known = directory.ledgers
     for name, path in inputs.ledgers.items():
-        place = directory.ledgers.get(name)
+        place = known.get(name)
         if place is None or Path(path).resolve() != place.resolve():
             fix = "What was charged is written there: leave --ledger out, or bring that file back."
             raise InvalidInput("ledgers", f"the ledger that the run was started with, {place}", str(path), fix)
@@ -189,7 +191,8 @@ def _pay(
 ) -> Doors:
     past = visits_per_client(method.visits[:step], method.num_clients)
     done = [method.events(client, count) for client, count in enumerate(past)]
-    places = [directory.ledgers[silo.name] for silo in inputs.silos]
+    known = directory.ledgers
+    places = [known[silo.name] for silo in inputs.silos]
     own = directory.path / LEDGERS
     bills = _bills(method, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
     return Doors.pay(

@@ -51,18 +51,22 @@ class RunDirectory:
     def create(cls, path: Path, study: Mapping[str, Any], study_hash: str, facts: Mapping[str, Any]) -> "RunDirectory":
         """A new run; refuse a directory that already holds one."""
         path = Path(path)
+        cls.require_new(path)
         facts = {**facts, "study_hash": study_hash, "charged": False}
-        try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                fix = "Choose another directory, or `silobayes resume` that run."
-                raise InvalidInput("out", "a new or empty directory", str(path), fix)
+        with _writable(path):
             (path / LEDGERS).mkdir(parents=True, mode=0o700)
             write_json(path / STUDY, dict(study))
             write_json(path / RUN, facts)
-        except OSError as error:
-            fix = "Choose a place on a disk with room where you may write. Nothing was charged."
-            raise InvalidInput("out", "a directory that can be written", f"{path} ({error.strerror})", fix) from None
         return cls(path, study_hash, facts)
+
+    @staticmethod
+    def require_new(path: Path) -> None:
+        """Refuse a place that already holds something."""
+        with _writable(path):
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if taken:
+            fix = "Choose another directory, or `silobayes resume` that run."
+            raise InvalidInput("out", "a new or empty directory", str(path), fix)
 
     @classmethod
     def open(cls, path: Path, study_hash: str | None = None) -> "RunDirectory":
@@ -152,3 +156,12 @@ class RunDirectory:
         write_json(self.path / METRICS, dict(metrics))
         write_json(self.path / CERTIFICATE, dict(certificate))
         checkpoint.remove(self.path)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        fix = "Choose a place with room, where you may write. Nothing was charged."
+        raise InvalidInput("out", "a directory that can be written", f"{path} ({error.strerror})", fix) from None
