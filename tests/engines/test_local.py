@@ -14,7 +14,7 @@ import pytest
 import silobayes
 from silobayes.core.errors import BudgetExceeded, DamagedLedger, InvalidInput
 from silobayes.engines.fitting import build_model
-from silobayes.engines.local import Inputs, resume, run
+from silobayes.engines.local import Inputs, _prepare, communications, resume, run
 from silobayes.posterior import Posterior
 from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
@@ -131,6 +131,22 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
         resume(inputs, tmp_path / "run")
 
 
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential", "asynchronous"])
+def test_a_round_visits_every_silo_whatever_the_schedule(schedule):
+    """2 rounds of 3 silos; a full Gaussian of 4 parameters has 20 natural parameters."""
+    _, _, method = _prepare(make_inputs(mode="none", rounds=2, steps=2, schedule=schedule))
+    assert communications(method, 2) == {"rounds": 2, "messages": 12, "bytes": 12 * 20 * 8}
+
+
+def test_too_many_steps_are_refused_before_anything_is_built():
+    with pytest.raises(InvalidInput, match=r"protocol.rounds: .* rounds x steps"):
+        _prepare(make_inputs(mode="none", rounds=10**5, steps=10**5))
+
+
+def test_the_largest_seed_runs(tmp_path):
+    run(make_inputs(seed=2**63 - 1, **{**PROTOCOLS["dp_optimisation"], "rounds": 1}), tmp_path / "run")
+
+
 def test_the_certificate_says_what_was_paid(tmp_path):
     run(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), tmp_path / "run")
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
@@ -174,7 +190,7 @@ def test_a_ledger_that_cannot_be_used_is_refused_before_anything_is_written(kind
         "unknown silo": {"other": tmp_path / "site.ledger"},
         "no file": {"silo-0": tmp_path / "none.ledger"},
         "no ledger": {"silo-0": tmp_path / "text"},
-        "one for two": {name: tmp_path / "site.ledger" for name in ("silo-0", "silo-1")},
+        "one for two": dict.fromkeys(("silo-0", "silo-1"), tmp_path / "site.ledger"),
     }[kind]
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DamagedLedger if kind == "no ledger" else InvalidInput, match="ledger"):

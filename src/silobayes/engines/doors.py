@@ -169,9 +169,7 @@ def _create(ledger: Ledger | None, bill: Bill, budget: Budget) -> Ledger | None:
     return Ledger.create(bill.ledger, budget) if ledger is None and bill.events else ledger
 
 
-def _pay(
-    ledger: Ledger | None, bill: Bill, budget: Budget, account: str
-) -> tuple[Account, Spent] | tuple[None, None]:
+def _pay(ledger: Ledger | None, bill: Bill, budget: Budget, account: str) -> tuple[Account, Spent] | tuple[None, None]:
     if not bill.events:
         return None, None
     assert ledger is not None, "every ledger was opened or created"

@@ -171,7 +171,8 @@ def _go_on(
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}
-        directory.finish({"metrics": metrics, "communications": _communications(method), "timing": timing}, certificate)
+        crossed = communications(method, settings.rounds)
+        directory.finish({"metrics": metrics, "communications": crossed, "timing": timing}, certificate)
     return posterior
 
 
@@ -224,17 +225,23 @@ def _progress(inputs: Inputs, method: AbstractMethod, state: RunState, doors: Do
     )
 
 
-def _communications(method: AbstractMethod) -> dict[str, int]:
-    """An exchange is one message down, of as many float64 numbers as the natural parameters, and one up.
+def communications(method: AbstractMethod, num_rounds: int) -> dict[str, int]:
+    """What crosses between silos and server; what compute nodes tell each other does not reach a silo.
 
-    Up goes the same, or what the aggregator says that a silo sends for a sum of so many numbers.
+    An exchange is one broadcast down, of as many float64 numbers as the natural parameters, and its answer up: as many
+    numbers in one message, or what the aggregator says that a silo sends for a sum of so many. A round visits every
+    silo (`sampled`: a subset) once, be it together or one after the other; with `global_vi` a visit has `steps`
+    exchanges, and each counts as a round.
     """
     exchanges = method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(method.eta_p))
-    up = 8 * numbers if method.aggregator is None else method.aggregator.sums.bytes_per_client(numbers)
+    messages, up = 1, 8 * numbers
+    if method.aggregator is not None:
+        sums = method.aggregator.sums
+        messages, up = sums.messages_per_client, sums.bytes_per_client(numbers)
     return {
-        "rounds": method.exchanges_per_visit * len(method.visits),
-        "messages": 2 * exchanges,
+        "rounds": method.exchanges_per_visit * num_rounds,
+        "messages": (1 + messages) * exchanges,
         "bytes": (8 * numbers + up) * exchanges,
     }
 

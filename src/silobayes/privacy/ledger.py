@@ -270,9 +270,7 @@ class Ledger:
             for event, record in zip(events, records[len(records) - len(events) :], strict=True)
         )
 
-    def _check(
-        self, whose: str, before: list[AbstractEvent], events: Sequence[AbstractEvent], budget: Budget
-    ) -> float:
+    def _check(self, whose: str, before: list[AbstractEvent], events: Sequence[AbstractEvent], budget: Budget) -> float:
         delta = self._pricing.delta_at([*before, *events], relation=budget.relation, epsilon=budget.epsilon)
         if 0.0 <= delta <= budget.delta:  # false for NaN
             return delta

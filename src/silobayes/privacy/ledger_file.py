@@ -296,14 +296,16 @@ class LedgerFile:
                     "path",
                     "a ledger with its .head beside it (a missing ledger is not an empty one)",
                     f"no {path}",
-                    "Check the path. If the data set never had a ledger, create one; if it had, treat its budget as "
-                    "spent until the files are found.",
+                    "Check the path. If the data set never had a ledger, create one (`silobayes ledger create`, or "
+                    "Ledger.create in Python); if it had, treat its budget as spent until the files are found.",
                 )
 
     def _taken(self, found: Path) -> InvalidInput:
         fix = "Open it instead. Delete it only if you are certain that nothing was ever charged to this data set."
-        if found == self.head_path and (head := decode_head(self._files.read(found))) and head[0] == 0:
+        if found == self.head_path and (head := decode_head(self._files.read(found))):
             fix = "The creation of this ledger was cut short before any charge: delete this file and create again."
+            if head[0] > 0:
+                fix = f"The ledger itself is missing: {head[0] + 1} records were written. Bring {self.path.name} back."
         return InvalidInput("path", "a place without a ledger", str(found), fix)
 
     def _verify(self, db: Connection) -> tuple[tuple[Record, ...], int]:
