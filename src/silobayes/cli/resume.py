@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from silobayes.cli.running import execute, json_option, ledger_option, print_end, read_inputs
+from silobayes.cli.running import execute, json_option, print_end, read_inputs
 from silobayes.core.errors import InvalidInput
 
 
@@ -14,7 +14,10 @@ from silobayes.core.errors import InvalidInput
     "--data", type=click.Path(path_type=Path),
     help="The folder of the study file, to which its tables are relative; by default the one that DIR is in.",
 )  # fmt: skip
-@ledger_option
+@click.option(
+    "--ledger", "ledgers", multiple=True, metavar="SILO=PATH",
+    help="A silo's own ledger. The run remembers it, so this need not be said; another file is refused.",
+)  # fmt: skip
 @json_option
 def resume(directory: Path, data: Path | None, ledgers: tuple[str, ...], as_json: bool) -> None:
     """Go on with the run in DIR where it stopped; a finished run is only shown."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from silobayes.cli.running import execute, json_option, ledger_option, read_inputs
+from silobayes.cli.running import execute, json_option, read_inputs
 
 
 @click.command()
@@ -16,7 +16,10 @@ from silobayes.cli.running import execute, json_option, ledger_option, read_inpu
     "--engine", type=click.Choice(["local"]), default="local", show_default=True,
     help="Where the silos run: all of them in this process.",
 )  # fmt: skip
-@ledger_option
+@click.option(
+    "--ledger", "ledgers", multiple=True, metavar="SILO=PATH",
+    help="A silo's own ledger, whose budget spans studies; by default each silo gets a new one in the run directory.",
+)  # fmt: skip
 @json_option
 def run(study: Path, seed: int | None, out: Path | None, engine: str, ledgers: tuple[str, ...], as_json: bool) -> None:
     """Run STUDY: progress, then the posterior, its metrics and its price. Ctrl-C is safe: `silobayes resume`."""

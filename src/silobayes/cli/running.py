@@ -26,10 +26,6 @@ NOISE_NOTE = (
 _MAX_LINES = 20
 _INTERRUPTED = 130
 
-ledger_option = click.option(
-    "--ledger", "ledgers", multiple=True, metavar="SILO=PATH",
-    help="A silo's own ledger, whose budget spans studies; by default each silo gets a new one in the run directory.",
-)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
 
 
