@@ -141,6 +141,7 @@ BAD = [
     ("study.name", {"study__name": "  "}),
     ("study.seed", {"study__seed": -1}),
     ("study.seed", {"study__seed": 1.0}),
+    ("study.seed", {"study__seed": 2**63}),
     ("study", {"study": 3}),
     ("data.source", {"data__source": 3}),
     ("data.files", {"data__files": {"a": "a.csv"}}),
@@ -291,6 +292,8 @@ BAD = [
     ("protocol.scales", {"protocol": {"clip_norm": 1.0, "scales": [1.0, 1.0]}}),
     ("protocol.scales", {"protocol": {"privatise": "dp_optimisation", "clip_norm": 1.0, "scales": [1.0, 1.0]}}),
     ("protocol.sample_rate", {"protocol__sample_rate": 1.5}),
+    ("protocol.rounds", {"protocol__rounds": 10**9}),
+    ("protocol.steps", {"protocol__steps": 10**9}),
     ("protocol.shards", {"protocol__shards": 0}),
     ("protocol.shards", {"protocol": {"shards": 3, "privatise": "dp_optimisation"}}),
     ("protocol.clipping", {"protocol__clipping": "adaptive"}),
@@ -306,6 +309,12 @@ BAD = [
     ("aggregation.compute_nodes", {"aggregation": {"kind": "pairwise_masks", "compute_nodes": 3}}),
     ("aggregation.compute_nodes", {"aggregation": {"kind": "secret_sharing", "compute_nodes": 1}}),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"data__test": 1.0}, {"privacy__delta": 1.0}])
+def test_an_open_end_of_a_range_is_written_as_one(changes):
+    with pytest.raises(InvalidInput, match=r"a number in \(0, 1\), got 1.0"):
+        Study.from_dict(changed(**changes))
 
 
 @pytest.mark.parametrize(("key", "changes"), BAD, ids=[f"{k}-{key}" for k, (key, _) in enumerate(BAD)])
@@ -419,7 +428,7 @@ def test_silo_names_sort_as_they_are_numbered():
 
 
 CHANGES = {
-    "study__seed": [0, 1, 2**40],
+    "study__seed": [0, 1, 2**40, 2**63 - 1],
     "data__test": [None, 0.5, "t.csv"],
     "data__outside": ["refuse", "clip"],
     "data__intercept": [True, False],

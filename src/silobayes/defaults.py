@@ -56,6 +56,7 @@ from silobayes.protocols.linreg import Bounds
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import (
     LARGEST_FIRST_SHARE,
+    LARGEST_RELEASES,
     ONLY_OPTIMISATION,
     PERTURBING,
     QUANTILE,
@@ -157,6 +158,9 @@ class Settings:
     def __post_init__(self) -> None:
         for key in ("rounds", "steps"):
             require_count(f"protocol.{key}", getattr(self, key), at_least=1, fix="Correct or remove the key.")
+        if not self.rounds * self.steps <= LARGEST_RELEASES:
+            expected, fix = f"rounds x steps <= {LARGEST_RELEASES}", "Take fewer rounds or steps."
+            raise InvalidInput("protocol.rounds", expected, f"{self.rounds} x {self.steps}", fix)
         for shards in set(self.shards_of(1)):
             require_count("protocol.shards", shards, at_least=1, fix="Correct or remove the key.")
         for key, highest in (("damping", 1.0), ("sample_rate", 1.0), ("first_share", LARGEST_FIRST_SHARE)):

@@ -135,6 +135,9 @@ QUANTILE = "quantile"
 ONLY_OPTIMISATION = (ProtocolKind.BCM, ProtocolKind.GLOBAL_VI)
 # Methods whose posterior includes the privacy noise.
 NOISE_AWARE = (Privatise.SUFFICIENT_STATISTICS, Privatise.INPUT_PERTURBATION)
+# Every round is written to disk, and every release is a step of a loop: a typing error must not run for days.
+LARGEST_ROUNDS = 10**6
+LARGEST_RELEASES = 10**7
 # Of epsilon: the start of a hybrid must leave something for the rest.
 LARGEST_FIRST_SHARE = 0.95
 _ONLY_SCHEDULE = {
@@ -155,7 +158,8 @@ class StudySection:
 
     def __post_init__(self) -> None:
         require_text("study.name", self.name, "Name the study.")
-        require_count("study.seed", self.seed, at_least=0, fix="Pass a whole number.")
+        fix = "Pass a whole number of at most 63 bits."
+        require_count("study.seed", self.seed, at_least=0, at_most=2**63 - 1, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +239,9 @@ class ProtocolSection:
         _choose(self, "protocol", "committee", Committee, "Say which prior a silo uses, or remove the key.")
         for key in ("rounds", "steps", "shards", "clients_per_round"):
             if getattr(self, key) is not None:
-                require_count(f"protocol.{key}", getattr(self, key), at_least=1, fix="Correct or remove the key.")
+                highest = {"rounds": LARGEST_ROUNDS, "steps": LARGEST_RELEASES}.get(key, math.inf)
+                fix = "Correct or remove the key."
+                require_count(f"protocol.{key}", getattr(self, key), at_least=1, at_most=highest, fix=fix)
         highest_values = {"damping": 1.0, "sample_rate": 1.0, "step_size": math.inf, "first_share": LARGEST_FIRST_SHARE}
         for key, highest in highest_values.items():
             _number(self, "protocol", key, highest, "Correct or remove the key.")

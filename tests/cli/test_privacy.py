@@ -117,6 +117,13 @@ def test_calibrate_finds_the_noise_that_is_left_out(event: dict, key: str) -> No
     assert dearer["epsilon"] > 1.5
 
 
+@pytest.mark.parametrize("key", ["count", "clip_norm"])
+def test_numbers_beyond_all_floats_are_refused(key: str) -> None:
+    text = content(GAUSSIAN | {key: 10**400})
+    refused(run(text, "price", "--delta", "1e-5"), key)
+    refused(run(text, "profile"), key)
+
+
 def test_calibrate_refuses_what_leaves_nothing_to_find() -> None:
     options = ("calibrate", "--epsilon", "1", "--delta", "1e-5")
     bare = {"mechanism": "gaussian", "clip_norm": 1.0}

@@ -1,6 +1,7 @@
 """`silobayes plan | run | resume` on a small study, from the study file to a verified report."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+import silobayes
 from silobayes.cli.main import main
 from silobayes.engines import local
 from silobayes.posterior import Posterior
@@ -162,6 +164,51 @@ def test_a_sites_own_ledger_pays_and_refuses(ran: tuple[Path, dict], tmp_path: P
     assert invoke("run", ran[0], "--ledger", "silo-01").exit_code == 2
 
 
+def test_a_refused_run_leaves_nothing_to_resume(ran: tuple[Path, dict], tmp_path: Path) -> None:
+    path = tmp_path / "site.ledger"
+    create = [
+        "ledger",
+        "create",
+        path,
+        "--epsilon",
+        0.5,
+        "--delta",
+        "1e-5",
+        "--relation",
+        "substitute",
+        "--unit",
+        "row",
+    ]
+    assert invoke(*create).exit_code == 0
+    (tmp_path / "rows.csv").write_text("age\n1\n")
+    for name, place, code, said in (
+        ("silo-01", path, 1, "No silo was charged"),
+        ("silo-9", path, 2, "silos of the study"),
+        ("silo-01", tmp_path / "none.ledger", 2, "silobayes ledger create"),
+        ("silo-01", tmp_path / "rows.csv", 2, "a missing ledger is not an empty one"),
+    ):
+        result = invoke("run", ran[0], "--ledger", f"{name}={place}", "--out", tmp_path / "run")
+        assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
+        assert not (tmp_path / "run").exists()
+        assert not (tmp_path / "none.ledger").exists()
+    assert not Ledger.open(path).entries()
+    assert invoke(*create).exit_code == 2  # not overwritten
+
+
+def test_a_finished_run_of_frames_is_shown(tmp_path: Path) -> None:
+    text = STUDY.replace('source = "rows.csv"\n', "").replace("[silos]\ncount = 2\n", "").replace("test = 0.25\n", "")
+    rows = pd.read_csv(write_study(tmp_path, text).parent / "rows.csv")
+    stopping = {"progress": lambda now: (_ for _ in ()).throw(KeyboardInterrupt)}
+    for options in (stopping, {}):
+        with suppress(KeyboardInterrupt):
+            silobayes.fit(tmp_path / "study.toml", {"a": rows[:80], "b": rows[80:]}, out=tmp_path / "run", **options)
+        result = invoke("resume", tmp_path / "run", "--json")
+        if options:
+            assert result.exit_code == 2
+            assert "silobayes.fit(study, silos, out=DIR)" in result.stderr
+    assert set(json.loads(result.stdout)["privacy"]["per_silo"]) == {"a", "b"}
+
+
 def test_a_run_without_privacy_is_stamped(tmp_path: Path) -> None:
     text = STUDY.split("[privacy]")[0] + '[privacy]\nmode = "none"\n[protocol]\nrounds = 1\nsteps = 3\n'
     study = write_study(tmp_path, text)
@@ -181,6 +228,9 @@ def test_a_run_without_privacy_is_stamped(tmp_path: Path) -> None:
         (["plan", "study.toml", "--rows", "many"], "--rows"),
         (["plan", "none.toml"], "study"),
         (["run", "study.toml", "--seed", "-1"], "study.seed"),
+        (["run", "study.toml", "--seed", str(2**63)], "study.seed"),
+        (["run", "study.toml", "--engine", "remote"], "--engine"),
+        (["run", "study.toml", "--out", "/proc/x/y"], "out"),
         (["resume", "none"], "run.json"),
     ],
 )

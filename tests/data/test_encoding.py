@@ -88,19 +88,17 @@ def test_cells_that_are_no_finite_numbers_are_refused(cell):
     for outside in Outside:
         error = refusal(encoding(outside=outside), frame(age=pd.Series([3, cell], dtype=object)))
         assert error.key == "data.bounds.age"
-        assert "rule 3" in str(error)
 
 
 def test_dates_and_complex_numbers_are_no_numbers():
     for cells in (pd.to_datetime(["2020-01-01", "2020-01-02"]), np.array([1j, 1.0])):
-        assert "rule 3" in str(refusal(encoding(outside=Outside.CLIP), frame(age=cells)))
+        assert "finite numbers" in str(refusal(encoding(outside=Outside.CLIP), frame(age=cells)))
 
 
 @pytest.mark.parametrize("cell", [-0.001, 100.001, 73417341.0, -1e300])
 def test_numbers_outside_their_bounds_are_refused_or_clipped(cell):
     error = refusal(encoding(), frame(age=[3, cell]))
     assert error.key == "data.bounds.age"
-    assert "rule 4" in str(error)
     assert str(cell) not in str(error)
     assert "73417341" not in str(error)
     x, _, _ = encoding(outside=Outside.CLIP).encode(frame(age=[3, cell]), "north")
@@ -112,20 +110,20 @@ def test_categories_that_are_not_listed_are_refused(cell):
     for outside in Outside:
         error = refusal(encoding(outside=outside), frame(ward=pd.Series(["a", cell], dtype=object)))
         assert error.key == "data.bounds.ward"
-        assert "rule 5" in str(error)
+        is_empty = cell is None or cell == "" or cell is math.nan
+        assert ("an empty cell" if is_empty else "List the category") in str(error)
 
 
 @pytest.mark.parametrize("cell", [CANARY, None, "NO"])
 def test_classes_that_are_not_listed_are_refused(cell):
     error = refusal(encoding(), frame(died=["yes", cell]))
     assert error.key == "data.target"
-    assert "rule 6" in str(error)
+    assert ("an empty cell" if cell is None else "List the class") in str(error)
 
 
 def test_a_missing_target_column_is_refused():
     error = refusal(encoding(), frame().drop(columns="died"))
     assert error.key == "data.target"
-    assert "rule 1" in str(error)
     np.testing.assert_array_equal(encoding().encode_features(frame().drop(columns="died")).shape, (2, 5))
 
 
@@ -141,7 +139,7 @@ def test_missing_and_extra_columns_are_refused():
 
 
 def test_an_empty_table_is_refused():
-    assert "rule 2" in str(refusal(encoding(), frame().iloc[:0]))
+    assert "an empty table" in str(refusal(encoding(), frame().iloc[:0]))
 
 
 def test_counts_are_whole_numbers_within_bounds():
@@ -149,9 +147,9 @@ def test_counts_are_whole_numbers_within_bounds():
     _, y, _ = given.encode(frame(died=["3", "9.0"]), "north")
     assert y.tolist() == [3.0, 9.0]
     assert y.dtype == np.float32
-    assert "rule 7" in str(refusal(given, frame(died=[3, 2.5])))
-    assert "rule 4" in str(refusal(given, frame(died=[3, 10])))
-    assert "rule 6" in str(refusal(given, frame(died=["3", CANARY])))
+    assert "whole numbers" in str(refusal(given, frame(died=[3, 2.5])))
+    assert "numbers in [" in str(refusal(given, frame(died=[3, 10])))
+    assert "finite numbers" in str(refusal(given, frame(died=["3", CANARY])))
 
 
 def test_without_a_target_y_is_zero():
@@ -170,7 +168,6 @@ def test_a_persons_number_depends_on_their_id_only():
     for cell in ("", None):
         error = refusal(given, frame(who=["p", cell]))
         assert error.key == "data.unit"
-        assert "rule 8" in str(error)
     assert refusal(given, frame()).key == "data.features"
 
 

@@ -6,17 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import silobayes
-from silobayes.core.errors import BudgetExceeded, InvalidInput
+from silobayes.core.errors import BudgetExceeded, DamagedLedger, InvalidInput
 from silobayes.engines.fitting import build_model
-from silobayes.engines.local import Inputs, resume, run
+from silobayes.engines.local import Inputs, _prepare, communications, resume, run
 from silobayes.posterior import Posterior
 from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
+from silobayes.report.run_files import read_run
+from silobayes.report.verification import verify
+from silobayes.runs.directory import RunDirectory
 from silobayes.study import Study
 from tests.engines.cases import MODEL, NAMES, make_silo, make_silos, make_study
 
@@ -38,9 +42,9 @@ class Stop(Exception):
     pass
 
 
-def stop_after(step: int):
+def stop_after(step: int | None):
     def progress(now):
-        if now.step == step:
+        if step is None or now.step == step:
             raise Stop
 
     return progress
@@ -127,6 +131,22 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
         resume(inputs, tmp_path / "run")
 
 
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential", "asynchronous"])
+def test_a_round_visits_every_silo_whatever_the_schedule(schedule):
+    """2 rounds of 3 silos; a full Gaussian of 4 parameters has 20 natural parameters."""
+    _, _, method = _prepare(make_inputs(mode="none", rounds=2, steps=2, schedule=schedule))
+    assert communications(method, 2) == {"rounds": 2, "messages": 12, "bytes": 12 * 20 * 8}
+
+
+def test_too_many_steps_are_refused_before_anything_is_built():
+    with pytest.raises(InvalidInput, match=r"protocol.rounds: .* rounds x steps"):
+        _prepare(make_inputs(mode="none", rounds=10**5, steps=10**5))
+
+
+def test_the_largest_seed_runs(tmp_path):
+    run(make_inputs(seed=2**63 - 1, **{**PROTOCOLS["dp_optimisation"], "rounds": 1}), tmp_path / "run")
+
+
 def test_the_certificate_says_what_was_paid(tmp_path):
     run(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), tmp_path / "run")
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
@@ -152,9 +172,86 @@ def test_a_sites_own_ledger_pays_for_several_runs_until_it_is_exhausted(tmp_path
     with pytest.raises(BudgetExceeded, match="No silo was charged"):
         run(inputs, tmp_path / "second")
     assert len(ledger.entries()) == 1
-    assert charges(tmp_path / "second") in ([], [0])
-    with pytest.raises(InvalidInput, match="ledgers"):
-        run(dataclasses.replace(inputs, ledgers={"other": tmp_path / "site.ledger"}), tmp_path / "third")
+    assert not (tmp_path / "second").exists()  # nothing that could be resumed
+
+
+def make_site_inputs(tmp_path, noise_seed=3) -> tuple[Ledger, Inputs]:
+    ledger = Ledger.create(tmp_path / "site.ledger", SITE)
+    ledgers = {"silo-1": tmp_path / "site.ledger"}
+    return ledger, dataclasses.replace(make_inputs(noise_seed, **PROTOCOLS["virtual_clients"]), ledgers=ledgers)
+
+
+@pytest.mark.parametrize("kind", ["unknown silo", "no file", "no ledger", "one for two"])
+def test_a_ledger_that_cannot_be_used_is_refused_before_anything_is_written(kind, tmp_path):
+    _, inputs = make_site_inputs(tmp_path)
+    (tmp_path / "text").write_text("age\n1\n")
+    (tmp_path / "text.head").write_text("age\n1\n")
+    ledgers = {
+        "unknown silo": {"other": tmp_path / "site.ledger"},
+        "no file": {"silo-0": tmp_path / "none.ledger"},
+        "no ledger": {"silo-0": tmp_path / "text"},
+        "one for two": dict.fromkeys(("silo-0", "silo-1"), tmp_path / "site.ledger"),
+    }[kind]
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DamagedLedger if kind == "no ledger" else InvalidInput, match="ledger"):
+        run(dataclasses.replace(inputs, ledgers=ledgers), tmp_path / "run")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_resumed_run_remembers_the_sites_own_ledger(tmp_path, monkeypatch):
+    ledger, inputs = make_site_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Stop):
+        run(dataclasses.replace(inputs, ledgers={"silo-1": Path("site.ledger")}), tmp_path / "run", stop_after(1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Ledger.create("other.ledger", SITE)
+    with pytest.raises(InvalidInput, match="started with"):
+        resume(dataclasses.replace(inputs, ledgers={"silo-1": Path("other.ledger")}), tmp_path / "run")
+    with pytest.raises(Stop):  # the same file, by another name
+        resume(dataclasses.replace(inputs, ledgers={"silo-1": Path("../site.ledger")}), tmp_path / "run", stop_after(2))
+    resume(dataclasses.replace(inputs, ledgers={}), tmp_path / "run")
+    assert len(ledger.entries()) == 1
+    assert charges(tmp_path / "run") == [1, 1]
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert certificate["silos"][1]["ledger"] == "site.ledger"  # the certificate is published: no paths of a machine
+    assert verify(read_run(tmp_path / "run")).passed
+
+
+@pytest.mark.parametrize("name", ["site.ledger", "run/ledgers/silo-0.ledger"])
+def test_an_unfinished_run_that_lost_a_ledger_is_refused(name, tmp_path):
+    _, inputs = make_site_inputs(tmp_path)
+    with pytest.raises(Stop):
+        run(inputs, tmp_path / "run", stop_after(1))
+    (tmp_path / name).unlink()
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="a missing ledger is not an empty one"):
+            resume(inputs, tmp_path / "run")
+        (tmp_path / f"{name}.head").unlink(missing_ok=True)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_run_that_died_before_it_charged_goes_on_with_the_same_ledgers(tmp_path, monkeypatch):
+    ledger, inputs = make_site_inputs(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "begin_to_charge", stop_after(None))
+        with pytest.raises(Stop):
+            run(inputs, tmp_path / "run")
+    assert charges(tmp_path / "run") == [0, 0]
+    for path in (tmp_path / "run" / "ledgers").glob("silo-0.ledger*"):
+        path.unlink()  # nothing was charged to it
+    resume(dataclasses.replace(inputs, ledgers={}), tmp_path / "run")
+    assert len(ledger.entries()) == 1
+    assert charges(tmp_path / "run") == [1, 1]
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_nothing_is_charged(tmp_path):
+    ledger, inputs = make_site_inputs(tmp_path)
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "run", Path("/proc/x/y")):
+        with pytest.raises(InvalidInput, match="out"):
+            run(inputs, out)
+    assert not ledger.entries()
 
 
 def test_a_ledger_for_other_neighbours_is_refused(tmp_path):

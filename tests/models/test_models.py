@@ -171,12 +171,12 @@ def test_an_unknown_kind_or_option_a_missing_option_or_a_bad_value_is_refused_an
     model = build(kind, good, D)
     assert model.prior_stddev == 2.0
     for key in good:
-        with pytest.raises(InvalidInput, match=key):
+        with pytest.raises(InvalidInput, match=f"^model.options.{key}: "):
             build(kind, good | {key: "many"}, D)
         if key != "prior_stddev":
-            with pytest.raises(InvalidInput, match=key):
+            with pytest.raises(InvalidInput, match=rf"^model.options.{key}: .*\[model.options\]"):
                 build(kind, {other: value for other, value in good.items() if other != key}, D)
-    with pytest.raises(InvalidInput, match="colour"):
+    with pytest.raises(InvalidInput, match=r"^model.options.colour: "):
         build(kind, good | {"colour": 1}, D)
     with pytest.raises(InvalidInput, match="kind"):
         build("astrology", good, D)

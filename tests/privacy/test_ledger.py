@@ -116,6 +116,18 @@ def test_a_refused_charge_changes_nothing(ledger, path):
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
 
 
+def test_several_charges_are_paid_together_or_not_at_all(ledger):
+    with pytest.raises(BudgetExceeded, match="together 11"):
+        ledger.pay("a", [pay(5.0), pay(6.0)], **NUMBERS)
+    assert (ledger.entries(), ledger.accounts()) == ((), ())
+    account = ledger.pay("a", [pay(5.0), pay(1.0)], **NUMBERS)
+    account.charge(pay(2.0))
+    assert [entry.event for entry in account.entries()] == [pay(5.0), pay(1.0), pay(2.0)]
+    with pytest.raises(InvalidInput, match="the cap that study a was opened with"):
+        ledger.pay("a", [pay(1.0)], **{**NUMBERS, "epsilon": 9.0})
+    assert ledger.spent().charges == 3
+
+
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
 def test_a_price_that_is_not_a_number_is_refused(ledger, monkeypatch, price):
     monkeypatch.setattr(Additive, "delta_at", lambda self, events, *, relation, epsilon: price)

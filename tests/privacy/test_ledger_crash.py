@@ -143,6 +143,28 @@ def test_a_power_cut_before_or_after_any_durable_step_loses_no_charge(memory_fol
             machine.check(memory_folder, fate)
 
 
+def test_a_power_cut_leaves_all_of_several_charges_or_none(memory_folder):
+    events = [charge(1.0), charge(2.0)]
+    for step in itertools.count():
+        machine = Machine()
+        ledger = Ledger.create(machine.path, BUDGET, pricing=Additive(), storage=machine.storage)
+        machine.created = True
+        machine.disk.crash_at = machine.disk.steps + step
+        try:
+            ledger.pay("study", events, epsilon=BUDGET.epsilon, delta=1e-6)
+            machine.told, machine.told_sequence = {1.0, 2.0}, 3
+        except (model.Crashed, apsw.Error):
+            assert machine.disk.crashed, "an error that is not the crash"
+        for fate in fates(step):
+            machine.check(memory_folder, fate)
+            with tempfile.TemporaryDirectory(dir=memory_folder) as scratch:
+                machine.disk.after_power_cut(fate).save(Path(scratch))
+                assert counted(Path(scratch) / "ledger.db") in (set(), {1.0, 2.0})
+        if not machine.disk.crashed:
+            break
+    assert step > 10
+
+
 def test_the_disk_model_catches_a_ledger_that_does_not_sync(memory_folder, monkeypatch):
     """The test above can fail: without synchronous=FULL told charges are lost."""
     monkeypatch.setattr(

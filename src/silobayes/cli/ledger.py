@@ -1,4 +1,4 @@
-"""`silobayes ledger show PATH`: what a data holder has allowed and what has been spent."""
+"""`silobayes ledger create | show PATH`: what a data holder allows, and what has been spent of it."""
 
 import dataclasses
 import json
@@ -11,11 +11,24 @@ import click
 from silobayes.core.digits import round_down, round_up
 from silobayes.privacy.events import canonical, to_json
 from silobayes.privacy.ledger import Budget, Entry, Ledger, Spent
+from silobayes.privacy.relation import Relation, Unit
 
 
 @click.group()
 def ledger() -> None:
-    """Look into the privacy ledger of a data set."""
+    """Create the privacy ledger of a data set, or look into it."""
+
+
+@ledger.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--epsilon", type=float, required=True, help="What all studies together may spend.")
+@click.option("--delta", type=float, required=True, help="Well below one over the number of rows.")
+@click.option("--relation", type=click.Choice([r.value for r in Relation]), required=True, help="Who are neighbours.")
+@click.option("--unit", type=click.Choice([u.value for u in Unit]), required=True, help="Whom the budget protects.")
+def create(path: Path, epsilon: float, delta: float, relation: str, unit: str) -> None:
+    """Write a new ledger at PATH, once for a data set; `silobayes run --ledger SILO=PATH` charges it."""
+    Ledger.create(path, Budget(epsilon=epsilon, delta=delta, relation=Relation(relation), unit=Unit(unit)))
+    click.echo(f"Wrote {path} and {path}.head. Keep both; a data set has one ledger.")
 
 
 @ledger.command()

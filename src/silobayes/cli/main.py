@@ -22,7 +22,7 @@ COMMANDS = {
     "demo": _Entry(module="silobayes.cli.demo", summary="The main job on simulated silos, offline."),
     "explain": _Entry(module="silobayes.cli.explain", summary="A study in plain words for a data-protection officer."),
     "init": _Entry(module="silobayes.cli.init", summary="A commented study file to start from."),
-    "ledger": _Entry(module="silobayes.cli.ledger", summary="Look into the privacy ledger of a data set."),
+    "ledger": _Entry(module="silobayes.cli.ledger", summary="Create or show the privacy ledger of a data set."),
     "plan": _Entry(module="silobayes.cli.plan", summary="Noise, rounds and widths before any row is read."),
     "privacy": _Entry(module="silobayes.cli.privacy", summary="The accountant as a calculator."),
     "report": _Entry(module="silobayes.cli.report", summary="One self-contained HTML file of a finished run."),

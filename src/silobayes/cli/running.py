@@ -26,10 +26,6 @@ NOISE_NOTE = (
 _MAX_LINES = 20
 _INTERRUPTED = 130
 
-ledger_option = click.option(
-    "--ledger", "ledgers", multiple=True, metavar="SILO=PATH",
-    help="A silo's own ledger, whose budget spans studies; by default each silo gets a new one in the run directory.",
-)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
 
 
@@ -53,8 +49,6 @@ def execute(
     """Start or go on with the run in `out`, then print how it ended."""
     from rich.console import Console
 
-    from silobayes.report.results import result
-    from silobayes.report.run_files import read_run
     from silobayes.runs.directory import RUN
 
     console = Console(stderr=True)
@@ -66,6 +60,16 @@ def execute(
         go_on = f"finished steps are kept. Go on: {_resume_command(out, folder)}" if started else "nothing was charged."
         click.echo(f"Stopped; {go_on}", err=True)
         sys.exit(_INTERRUPTED)
+    print_end(posterior, out, as_json)
+
+
+def print_end(posterior: "Posterior", out: Path, as_json: bool) -> None:
+    """How the run in `out` ended."""
+    from rich.console import Console
+
+    from silobayes.report.results import result
+    from silobayes.report.run_files import read_run
+
     ended = result(read_run(out))
     if as_json:
         click.echo(json.dumps(ended, allow_nan=False))

@@ -43,19 +43,26 @@ Member = TypeVar("Member", bound=Enum)
 
 def require_number(key: str, value: object, *, above: float, fix: str, at_most: float = math.inf) -> float:
     """`value` as a float if it is a finite number in (above, at_most]; otherwise `InvalidInput` naming `key`."""
-    interval = f"a number > {above:g}" if math.isinf(at_most) else f"a number in ({above:g}, {at_most:g}]"
+    closed = float(f"{at_most:g}") <= at_most  # the float before 1 is written as 1, which is refused
+    interval = f"a number in ({above:g}, {at_most:g}{']' if closed else ')'}"
+    if math.isinf(at_most):
+        interval = f"a number > {above:g}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInput(key, interval, value, fix)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
     if not (math.isfinite(number) and above < number <= at_most):
         raise InvalidInput(key, interval, value, fix)
     return number
 
 
-def require_count(key: str, value: object, *, at_least: int, fix: str) -> int:
-    """`value` if it is an integer >= at_least; otherwise `InvalidInput` naming `key`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise InvalidInput(key, f"an integer >= {at_least}", value, fix)
+def require_count(key: str, value: object, *, at_least: int, fix: str, at_most: float = math.inf) -> int:
+    """`value` if it is an integer in [at_least, at_most]; otherwise `InvalidInput` naming `key`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+        bounds = f"an integer >= {at_least}" if math.isinf(at_most) else f"an integer in [{at_least}, {at_most}]"
+        raise InvalidInput(key, bounds, value, fix)
     return value
 
 

@@ -211,16 +211,16 @@ class Encoding:
         if missing:
             key = "data.target" if self.target and missing[0] == self.target.name else "data.features"
             fix = "Correct the name in the study, or the table."
-            raise InvalidInput(key, f"column {missing[0]!r} in {silo} (rule 1)", "a table without it", fix)
+            raise InvalidInput(key, f"column {missing[0]!r} in {silo}", "a table without it", fix)
         possible = {*needed, *self.unused, self.person, self.target.name if self.target else None}
         extra = sum(name not in possible for name in frame.columns)
         if extra or not frame.columns.is_unique:
             # Not by name: the "header" of a file that has none is a row.
             got = f"{extra} more columns" if extra else "a column twice"
             fix = "Name those that are not to be used in data.ignore, and check that the file has a header."
-            raise InvalidInput("data.features", f"only columns named in the study in {silo} (rule 1)", got, fix)
+            raise InvalidInput("data.features", f"only columns named in the study in {silo}", got, fix)
         if len(frame) == 0:
-            raise InvalidInput("data", f"rows in {silo} (rule 2)", "an empty table", "Add rows or remove the silo.")
+            raise InvalidInput("data", f"rows in {silo}", "an empty table", "Add rows or remove the silo.")
 
     def _features(self, frame: pd.DataFrame, silo: str) -> np.ndarray:
         parts = []
@@ -229,9 +229,8 @@ class Encoding:
             if isinstance(column, Numeric):
                 values = self._numbers(cells_of(frame, column.name), key, column.low, column.high, silo)
             else:
-                values = codes_of(cells_of(frame, column.name), column.categories)
-                if np.any(values < 0):
-                    raise _refusal(key, "listed categories", column.name, silo, 5, "List the category.")
+                fix = f"List the category in {key}, or correct the cells."
+                values = _codes(cells_of(frame, column.name), column.categories, key, "listed categories", silo, fix)
             parts.append(column.encode(values))
         if self.intercept:
             parts.append(np.ones((len(frame), 1), np.float32))
@@ -240,32 +239,42 @@ class Encoding:
     def _target(self, cells: pd.Series, silo: str) -> np.ndarray:
         target, key = self.target, "data.target"
         if isinstance(target, ClassTarget):
-            codes = codes_of(cells, target.classes)
-            if np.any(codes < 0):
-                raise _refusal(key, "listed classes", target.name, silo, 6, "List the class in data.classes.")
-            return codes.astype(np.int32)
+            fix = "List the class in data.classes, or correct the cells."
+            return _codes(cells, target.classes, key, "listed classes", silo, fix).astype(np.int32)
         assert target is not None
-        values = self._numbers(cells, key, target.low, target.high, silo, not_finite=6)
+        values = self._numbers(cells, key, target.low, target.high, silo)
         if isinstance(target, CountTarget) and np.any(values != np.rint(values)):
-            raise _refusal(key, "whole numbers", target.name, silo, 7, "Correct the cells.")
+            raise _refusal(key, "whole numbers", target.name, silo, "Correct the cells.")
         # float32 may round past a bound that someone promised; the nearest float32 inside the range does not.
         return np.clip(values.astype(np.float32), _inside(target.low, target.high), _inside(target.high, target.low))
 
-    def _numbers(
-        self, cells: pd.Series, key: str, low: float, high: float, silo: str, *, not_finite: int = 3
-    ) -> np.ndarray:
+    def _numbers(self, cells: pd.Series, key: str, low: float, high: float, silo: str) -> np.ndarray:
         values = _as_float(cells)
         if not np.isfinite(values).all():
             fix = "Fill, correct or drop them beforehand."
-            raise _refusal(key, "finite numbers", str(cells.name), silo, not_finite, fix)
+            raise _refusal(key, "finite numbers", str(cells.name), silo, fix)
         if self.outside is Outside.REFUSE and not np.all((low <= values) & (values <= high)):
             fix = 'Widen the bounds, or set data.outside = "clip".'
-            raise _refusal(key, f"numbers in [{low:g}, {high:g}]", str(cells.name), silo, 4, fix)
+            raise _refusal(key, f"numbers in [{low:g}, {high:g}]", str(cells.name), silo, fix)
         return np.clip(values, low, high)
 
 
-def _refusal(key: str, expected: str, column: str, silo: str, rule: int, fix: str) -> InvalidInput:
-    return InvalidInput(key, f"{expected} in column {column!r} of {silo} (rule {rule})", "another cell", fix)
+def _refusal(key: str, expected: str, column: str, silo: str, fix: str, *, got: str = "another cell") -> InvalidInput:
+    """Without the cell itself, which is private."""
+    return InvalidInput(key, f"{expected} in column {column!r} of {silo}", got, fix)
+
+
+def _codes(
+    cells: pd.Series, categories: Sequence[Category], key: str, expected: str, silo: str, fix: str
+) -> np.ndarray:
+    codes = codes_of(cells, categories)
+    unknown = cells.to_numpy(object)[codes < 0]
+    if pd.isna(unknown).any() or np.any(unknown == ""):
+        fix = "Fill or drop those rows beforehand, or list a category for them."
+        raise _refusal(key, expected, str(cells.name), silo, fix, got="an empty cell")
+    if len(unknown):
+        raise _refusal(key, expected, str(cells.name), silo, fix)
+    return codes
 
 
 def _as_float(cells: pd.Series) -> np.ndarray:
@@ -311,7 +320,7 @@ def _persons(cells: pd.Series, silo: str) -> np.ndarray:
     Two persons share one of 2^64 numbers by chance; they would then be protected as one.
     """
     if cells.isna().any() or np.any(cells.to_numpy(object) == ""):
-        raise _refusal("data.unit", "a person for each row", str(cells.name), silo, 8, "Fill or drop those rows.")
+        raise _refusal("data.unit", "a person for each row", str(cells.name), silo, "Fill or drop those rows.")
     return np.array(stable_hashes(str(cell) for cell in cells), dtype=np.int64)
 
 

@@ -7,6 +7,7 @@ step that was not checkpointed was never shown to anybody, and its draws died wi
 
 import dataclasses
 import platform
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from silobayes import __version__
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.doors import Doors, ledger_paths
+from silobayes.engines.doors import Bill, Doors, check, ledger_places
 from silobayes.engines.methods import AbstractMethod, RunState
 from silobayes.engines.planning import build_method
 from silobayes.models.base import AbstractModel
@@ -78,12 +79,21 @@ class Inputs:
 def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
     """A new run in the directory `out`; everything that can be refused is refused before anything is charged."""
     settings, budget, method = _prepare(inputs)
+    names = [silo.name for silo in inputs.silos]
+    run_id = secrets.token_hex(8)
     facts = {
+        "run_id": run_id,
         "silos": [{"name": silo.name, "rows": silo.num_rows} for silo in inputs.silos],
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
         "releases": _releases(method),
         "version": __version__,
+        "ledgers": ledger_places(names, LEDGERS, inputs.ledgers),
     }
+    RunDirectory.require_new(Path(out))
+    if budget is not None:
+        places = [Path(out) / facts["ledgers"][name] for name in names]
+        bills = _bills(method, places, [name not in inputs.ledgers for name in names])
+        check(bills, budget=budget, account=_account(inputs, run_id))
     directory = RunDirectory.create(Path(out), inputs.study.to_dict(), inputs.study.hash, facts)
     return _go_on(directory, inputs, settings, budget, method, progress)
 
@@ -94,14 +104,22 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     Guarantees:
         - a resumed run ends where an uninterrupted one does, and charges once
         - a changed study or other rows counts are refused
+        - a resumed run remembers the site's own ledger
+        - an unfinished run that lost a ledger is refused
     """
     directory = RunDirectory.open(Path(out), inputs.study.hash)
     if directory.is_finished:
         return Posterior.load(directory.path, model=inputs.model)
-    known = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
-    if known != [(silo.name, silo.num_rows) for silo in inputs.silos]:
+    sizes = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
+    if sizes != [(silo.name, silo.num_rows) for silo in inputs.silos]:
         fix = "Resume with the rows that the run was started with."
         raise InvalidInput("silos", "the silos of the run, with as many rows", "others", fix)
+    known = directory.ledgers
+    for name, path in inputs.ledgers.items():
+        place = known.get(name)
+        if place is None or Path(path).resolve() != place.resolve():
+            fix = "What was charged is written there: leave --ledger out, or bring that file back."
+            raise InvalidInput("ledgers", f"the ledger that the run was started with, {place}", str(path), fix)
     return _go_on(directory, inputs, *_prepare(inputs), progress)
 
 
@@ -136,7 +154,7 @@ def _go_on(
     started = time.monotonic()
     with directory.lock():
         state, step = directory.load_step(method.init())
-        account = f"{inputs.study.study.name[:150]} {directory.facts['run_id']}"
+        account = _account(inputs, directory.facts["run_id"])
         doors = None if budget is None else _pay(directory, inputs, budget, method, account, step)
         while state.step < len(method.visits):
             visit = method.visits[state.step]
@@ -155,8 +173,20 @@ def _go_on(
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}
-        directory.finish({"metrics": metrics, "communications": _communications(method), "timing": timing}, certificate)
+        crossed = communications(method, settings.rounds)
+        directory.finish({"metrics": metrics, "communications": crossed, "timing": timing}, certificate)
     return posterior
+
+
+def _account(inputs: Inputs, run_id: str) -> str:
+    return f"{inputs.study.study.name[:150]} {run_id}"
+
+
+def _bills(method: AbstractMethod, places: Sequence[Path], may_create: Sequence[bool]) -> list[Bill]:
+    return [
+        Bill(ledger=place, events=events, may_create=new)
+        for place, events, new in zip(places, method.total_events(), may_create, strict=True)
+    ]
 
 
 def _pay(
@@ -164,8 +194,18 @@ def _pay(
 ) -> Doors:
     past = visits_per_client(method.visits[:step], method.num_clients)
     done = [method.events(client, count) for client, count in enumerate(past)]
-    paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
-    return Doors.pay(method.total_events(), done, paths, budget=budget, account=account, noise_seed=inputs.noise_seed)
+    known = directory.ledgers
+    places = [known[silo.name] for silo in inputs.silos]
+    own = directory.path / LEDGERS
+    bills = _bills(method, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
+    return Doors.pay(
+        bills,
+        done,
+        budget=budget,
+        account=account,
+        noise_seed=inputs.noise_seed,
+        begin=directory.begin_to_charge,
+    )
 
 
 def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str, Any]:
@@ -188,17 +228,23 @@ def _progress(inputs: Inputs, method: AbstractMethod, state: RunState, doors: Do
     )
 
 
-def _communications(method: AbstractMethod) -> dict[str, int]:
-    """An exchange is one message down, of as many float64 numbers as the natural parameters, and one up.
+def communications(method: AbstractMethod, num_rounds: int) -> dict[str, int]:
+    """What crosses between silos and server; what compute nodes tell each other does not reach a silo.
 
-    Up goes the same, or what the aggregator says that a silo sends for a sum of so many numbers.
+    An exchange is one broadcast down, of as many float64 numbers as the natural parameters, and its answer up: as many
+    numbers in one message, or what the aggregator says that a silo sends for a sum of so many. A round visits every
+    silo (`sampled`: a subset) once, be it together or one after the other; with `global_vi` a visit has `steps`
+    exchanges, and each counts as a round.
     """
     exchanges = method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(method.eta_p))
-    up = 8 * numbers if method.aggregator is None else method.aggregator.sums.bytes_per_client(numbers)
+    messages, up = 1, 8 * numbers
+    if method.aggregator is not None:
+        sums = method.aggregator.sums
+        messages, up = sums.messages_per_client, sums.bytes_per_client(numbers)
     return {
-        "rounds": method.exchanges_per_visit * len(method.visits),
-        "messages": 2 * exchanges,
+        "rounds": method.exchanges_per_visit * num_rounds,
+        "messages": (1 + messages) * exchanges,
         "bytes": (8 * numbers + up) * exchanges,
     }
 
@@ -226,12 +272,11 @@ def _certificate(
         return {**common, "stamp": "NOT PRIVATE: the study has no privacy", "mode": Mode.NONE.value}
     if inputs.noise_seed is not None:
         common["stamp"] = "NOT PRIVATE: the noise comes from a fixed seed"
-    paths = ledger_paths([silo.name for silo in inputs.silos], directory.path / LEDGERS, inputs.ledgers)
     silos = []
-    for silo, spent, events, path in zip(inputs.silos, doors.spent, doors.events, paths, strict=True):
+    for silo, spent, events in zip(inputs.silos, doors.spent, doors.events, strict=True):
         if spent is not None:
-            inside = path.is_relative_to(directory.path)
-            ledger = str(path.relative_to(directory.path) if inside else path.resolve())
+            place = Path(directory.facts["ledgers"][silo.name])
+            ledger = place.name if place.is_absolute() else str(place)  # published: no paths of the site's machine
             paid = [to_json(event) for event in events]
             silos.append({"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "events": paid})
     kinds = {type(event) for events in doors.events for event in events}

@@ -79,6 +79,7 @@ MODELS: dict[str, tuple[Callable[..., AbstractModel], dict[str, Reader]]] = {
     "gaussian_mean_covariance": (GaussianMeanCovariance, _PRIOR),
 }
 _OPTIONAL = frozenset(_PRIOR)
+_WHERE = "model.options."
 
 
 def build(kind: str, options: Mapping[str, object], num_features: int) -> AbstractModel:
@@ -91,9 +92,10 @@ def build(kind: str, options: Mapping[str, object], num_features: int) -> Abstra
         raise InvalidInput("kind", "one of " + ", ".join(MODELS), kind, "See the list of models.")
     require_count("num_features", num_features, at_least=1, fix="Declare at least one feature.")
     model, readers = MODELS[kind]
-    refuse_unknown_keys(options, readers, f"[model] of kind {kind}")
+    known = [_WHERE + key for key in readers]
+    refuse_unknown_keys([_WHERE + str(key) for key in options], known, f"kind {kind}")
     for key in readers:
         if key not in options and key not in _OPTIONAL:
-            raise InvalidInput(key, f"an option of kind {kind}", "nothing", "Set it in [model].")
-    read = {key: readers[key](key, value) for key, value in options.items()}
+            raise InvalidInput(_WHERE + key, f"a value for kind {kind}", "nothing", "Set it in [model.options].")
+    read = {key: readers[key](_WHERE + key, value) for key, value in options.items()}
     return model(num_features=num_features, **read)

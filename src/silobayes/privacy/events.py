@@ -59,8 +59,12 @@ class AbstractEvent:
     count: int = 1
 
     def __post_init__(self) -> None:
-        require_count("count", self.count, at_least=1, fix="Leave out an event that did not happen.")
+        fix = "Leave out an event that did not happen; more runs than that are not priced."
+        require_count("count", self.count, at_least=1, at_most=LARGEST_COUNT, fix=fix)
 
+
+LARGEST_COUNT = 10**9
+"""The tails that the accountant cuts off are negligible up to so many runs."""
 
 EventT = TypeVar("EventT", bound=AbstractEvent)
 
@@ -149,7 +153,8 @@ class AbstractGridEvent(AbstractGaussianLikeEvent):
         grid = require_number("grid", self.grid, above=0.0, fix="Pass the spacing of the noise grid.")
         object.__setattr__(self, "grid", grid)
         if self.dimension is not None:
-            require_count("dimension", self.dimension, at_least=1, fix="Pass the number of coordinates.")
+            fix = "Pass the number of coordinates."
+            require_count("dimension", self.dimension, at_least=1, at_most=LARGEST_COUNT, fix=fix)
 
 
 @event("discrete_gaussian")
@@ -193,7 +198,8 @@ class RandomisedResponseEvent(AbstractEvent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("categories", self.categories, at_least=2, fix="Pass the number of possible answers.")
+        fix = "Pass the number of possible answers."
+        require_count("categories", self.categories, at_least=2, at_most=LARGEST_COUNT, fix=fix)
         gamma = require_number("gamma", self.gamma, above=0.0, at_most=1.0, fix="Pass a probability.")
         object.__setattr__(self, "gamma", gamma)
 
@@ -209,9 +215,9 @@ class ApproximateDPEvent(AbstractEvent):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon != 0.0:
-            require_number("epsilon", self.epsilon, above=0.0, fix="Pass epsilon >= 0.")
+            require_number("epsilon", self.epsilon, above=0.0, fix="Or pass 0 for delta alone.")
         if self.delta != 0.0:
-            require_number("delta", self.delta, above=0.0, at_most=1.0, fix="Pass a probability.")
+            require_number("delta", self.delta, above=0.0, at_most=1.0, fix="Or pass 0 for pure epsilon.")
         object.__setattr__(self, "epsilon", float(self.epsilon))
         object.__setattr__(self, "delta", float(self.delta))
 

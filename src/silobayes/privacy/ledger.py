@@ -12,6 +12,7 @@ filter, which this bound is for Gaussian events but not in general.
 Guarantees:
     Every charge that returned is counted, whatever crashes afterwards.
     A refused charge changes nothing.
+    Several charges are paid together or not at all.
     Concurrent processes never jointly exceed a budget.
     A missing ledger is not an empty one.
     A study's cap is fixed by its first use.
@@ -155,34 +156,17 @@ class Ledger:
 
     def account(self, study: str, *, epsilon: float, delta: float) -> "Account":
         """The account of `study`, capped at (epsilon, delta); its first use records the cap for good."""
-        if not (isinstance(study, str) and study.strip() == study != "" and study.isprintable() and len(study) <= 200):
-            raise InvalidInput("study", "1 to 200 printable characters", study, "Pass the name of the study.")
-        cap = dataclasses.replace(self.budget, epsilon=epsilon, delta=delta)
-        for key in ("epsilon", "delta"):
-            if not (getattr(cap, key) <= getattr(self.budget, key)):
-                raise InvalidInput(
-                    key,
-                    f"at most the site's {getattr(self.budget, key):g} for study {study}",
-                    getattr(cap, key),
-                    "A study's cap lies inside the budget of the data set.",
-                )
+        cap = self._cap(study, epsilon, delta)
+        self._file.append(lambda records: self._opening(study, cap, records))
+        return Account(self, study, cap)
 
-        def decide(records: tuple[Record, ...]) -> Draft | None:
-            known = self._caps(records).get(study)
-            if known is None:
-                body = canonical_json({"epsilon": cap.epsilon, "delta": cap.delta})
-                return _draft(_ACCOUNT, study, body, self.budget)
-            for key in ("epsilon", "delta"):
-                if getattr(known, key) != getattr(cap, key):
-                    raise InvalidInput(
-                        key,
-                        f"{getattr(known, key)!r}, the cap that study {study} was opened with",
-                        getattr(cap, key),
-                        "Pass the recorded cap, or give a new study a new name.",
-                    )
-            return None
+    def pay(self, study: str, events: Sequence[AbstractEvent], *, epsilon: float, delta: float) -> "Account":
+        """The account of `study` with all `events` charged, in one durable write: all of them or nothing.
 
-        self._file.append(decide)
+        Raises: see `Account.charge`.
+        """
+        cap = self._cap(study, epsilon, delta)
+        self._charge(study, cap, events)
         return Account(self, study, cap)
 
     def accounts(self) -> tuple["Account", ...]:
@@ -228,36 +212,69 @@ class Ledger:
             return math.inf
         return epsilon if epsilon >= 0.0 else math.inf
 
-    def _charge(self, study: str, cap: Budget, event: AbstractEvent) -> Receipt:
-        body = _body(event)
+    def _cap(self, study: str, epsilon: float, delta: float) -> Budget:
+        if not (isinstance(study, str) and study.strip() == study != "" and study.isprintable() and len(study) <= 200):
+            raise InvalidInput("study", "1 to 200 printable characters", study, "Pass the name of the study.")
+        cap = dataclasses.replace(self.budget, epsilon=epsilon, delta=delta)
+        for key in ("epsilon", "delta"):
+            if not (getattr(cap, key) <= getattr(self.budget, key)):
+                raise InvalidInput(
+                    key,
+                    f"at most the site's {getattr(self.budget, key):g} for study {study}",
+                    getattr(cap, key),
+                    "A study's cap lies inside the budget of the data set.",
+                )
+        return cap
+
+    def _opening(self, study: str, cap: Budget, records: tuple[Record, ...]) -> list[Draft]:
+        """What opens the account: nothing if it is open already, with the same cap."""
+        known = self._caps(records).get(study)
+        if known is None:
+            body = canonical_json({"epsilon": cap.epsilon, "delta": cap.delta})
+            return [_draft(_ACCOUNT, study, body, self.budget)]
+        for key in ("epsilon", "delta"):
+            if getattr(known, key) != getattr(cap, key):
+                raise InvalidInput(
+                    key,
+                    f"{getattr(known, key)!r}, the cap that study {study} was opened with",
+                    getattr(cap, key),
+                    "Pass the recorded cap, or give a new study a new name.",
+                )
+        return []
+
+    def _charge(self, study: str, cap: Budget, events: Sequence[AbstractEvent]) -> tuple[Receipt, ...]:
+        bodies = [_body(event) for event in events]
         deltas: list[float] = []
 
-        def decide(records: tuple[Record, ...]) -> Draft:
+        def decide(records: tuple[Record, ...]) -> list[Draft]:
             charges = [record for record in records if record.kind == _CHARGE]
             site = [self._event(record) for record in charges]
             own = [self._event(record) for record in charges if record.study == study]
             deltas[:] = [
-                self._check(f"study {study}", own, event, cap),
-                self._check("the site", site, event, self.budget),
+                self._check(f"study {study}", own, events, cap),
+                self._check("the site", site, events, self.budget),
             ]
-            return _draft(_CHARGE, study, body, self.budget)
+            drafts = [_draft(_CHARGE, study, body, self.budget) for body in bodies]
+            return [*self._opening(study, cap, records), *drafts]
 
-        record = self._file.append(decide)
-        assert record is not None
-        return Receipt(
-            sequence=record.sequence,
-            study=study,
-            event=event,
-            hash=record.hash,
-            study_delta=deltas[0],
-            site_delta=deltas[1],
+        records = self._file.append(decide)
+        return tuple(
+            Receipt(
+                sequence=record.sequence,
+                study=study,
+                event=event,
+                hash=record.hash,
+                study_delta=deltas[0],
+                site_delta=deltas[1],
+            )
+            for event, record in zip(events, records[len(records) - len(events) :], strict=True)
         )
 
-    def _check(self, whose: str, events: list[AbstractEvent], event: AbstractEvent, budget: Budget) -> float:
-        delta = self._pricing.delta_at([*events, event], relation=budget.relation, epsilon=budget.epsilon)
+    def _check(self, whose: str, before: list[AbstractEvent], events: Sequence[AbstractEvent], budget: Budget) -> float:
+        delta = self._pricing.delta_at([*before, *events], relation=budget.relation, epsilon=budget.epsilon)
         if 0.0 <= delta <= budget.delta:  # false for NaN
             return delta
-        asked, spent, total = (self._epsilon(some, budget) for some in ([event], events, [*events, event]))
+        asked, spent, total = (self._epsilon(some, budget) for some in (events, before, [*before, *events]))
         raise BudgetExceeded(
             f"budget of {whose}: expected at most epsilon {budget.epsilon:g} at delta {budget.delta:g} "
             f"({budget.relation.value}, per {budget.unit.value}); asked {asked:.6g}, spent {spent:.6g}, left "
@@ -306,7 +323,8 @@ class Account:
             DamagedLedger: the files are not what was written; nothing was charged.
             LedgerUnavailable: the disk or the lock failed; nothing may be released, the charge may be counted.
         """
-        return self.ledger._charge(self.study, self.cap, event)
+        (receipt,) = self.ledger._charge(self.study, self.cap, (event,))
+        return receipt
 
     def entries(self) -> tuple[Entry, ...]:
         """The charges of this study."""

@@ -22,7 +22,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -255,22 +255,24 @@ class LedgerFile:
         with self._session() as db, _immediate(db):
             return self._verify(db)[0]
 
-    def append(self, decide: Callable[[tuple[Record, ...]], Draft | None]) -> Record | None:
+    def append(self, decide: Callable[[tuple[Record, ...]], Sequence[Draft]]) -> tuple[Record, ...]:
         """Append what `decide` makes of the present records; no other writer comes between reading and writing.
 
-        `decide` raises to refuse, or returns None if there is nothing to write; either way nothing happened.
+        `decide` raises to refuse, or returns nothing if there is nothing to write; either way nothing happened.
+        Several drafts are one transaction: all of them or none.
         """
         self._require_present()
         with self._session() as db:
             with _immediate(db):
                 chain, _ = self._verify(db)
-                draft = decide(chain)
-                if draft is None:
-                    return None
-                record = seal(draft, sequence=chain[-1].sequence + 1, prev_hash=chain[-1].hash)
-                _insert(db, record)
-            self._settle(db)
-            return record
+                records: list[Record] = []
+                for draft in decide(chain):
+                    last = (records or chain)[-1]
+                    records.append(seal(draft, sequence=last.sequence + 1, prev_hash=last.hash))
+                    _insert(db, records[-1])
+            if records:
+                self._settle(db)
+            return tuple(records)
 
     def _build(self, path: Path, genesis: Record) -> None:
         db = self._connect(path)
@@ -294,14 +296,16 @@ class LedgerFile:
                     "path",
                     "a ledger with its .head beside it (a missing ledger is not an empty one)",
                     f"no {path}",
-                    "Check the path. If the data set never had a ledger, create one; if it had, treat its budget as "
-                    "spent until the files are found.",
+                    "Check the path. If the data set never had a ledger, create one (`silobayes ledger create`, or "
+                    "Ledger.create in Python); if it had, treat its budget as spent until the files are found.",
                 )
 
     def _taken(self, found: Path) -> InvalidInput:
         fix = "Open it instead. Delete it only if you are certain that nothing was ever charged to this data set."
-        if found == self.head_path and (head := decode_head(self._files.read(found))) and head[0] == 0:
+        if found == self.head_path and (head := decode_head(self._files.read(found))):
             fix = "The creation of this ledger was cut short before any charge: delete this file and create again."
+            if head[0] > 0:
+                fix = f"The ledger itself is missing: {head[0] + 1} records were written. Bring {self.path.name} back."
         return InvalidInput("path", "a place without a ledger", str(found), fix)
 
     def _verify(self, db: Connection) -> tuple[tuple[Record, ...], int]:

@@ -34,6 +34,7 @@ from silobayes.data.encoding import Encoding, Numeric
 from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, privatise_of, resolve
 from silobayes.engines.fitting import build_model
+from silobayes.engines.local import communications
 from silobayes.engines.planning import build_method
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.privacy import accounting
@@ -157,7 +158,7 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             for name, count, people, own in zip(names, rows, numbers, events, strict=True)
         ),
         num_parameters=model.dim,
-        num_messages=2 * method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits),
+        num_messages=communications(method, settings.rounds)["messages"],
         widths=expected_widths(model, encoding, settings, rows, events, rows_per_unit=sum(rows) / sum(numbers)),
     )
 

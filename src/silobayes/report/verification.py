@@ -159,7 +159,7 @@ def _visits(run: RunFiles) -> Counter[str]:
 def _check_silo(run: RunFiles, study: Study, silo: Mapping[str, Any], checks: list[Check]) -> SiloPrice | None:
     name = str(silo.get("name"))
     try:
-        account = _account(run.directory / str(silo.get("ledger")), str(run.certificate.get("account")))
+        account = _account(_ledger_path(run, silo), str(run.certificate.get("account")))
         entries = account.entries()
     except (SiloBayesError, OSError) as error:
         checks.append(Check(name=f"{name}: ledger", passed=False, detail=" ".join(str(error).split())))
@@ -185,6 +185,13 @@ def _check_releases(run: RunFiles, name: str, events: list[AbstractEvent]) -> Ch
     released = after[visits] if visits < len(after) else math.inf  # more visits than were planned
     paid = sum(event.count for event in events)
     return Check(name=f"{name}: releases", passed=released <= paid, detail=f"{released} released, {paid} paid")
+
+
+def _ledger_path(run: RunFiles, silo: Mapping[str, Any]) -> Path:
+    """A site's own ledger lies elsewhere; the certificate, which is published, does not say where."""
+    places = run.facts.get("ledgers")
+    name, said = str(silo.get("name")), str(silo.get("ledger"))
+    return run.directory / (str(places.get(name, said)) if isinstance(places, Mapping) else said)
 
 
 def _account(path: Path, study: str) -> Account:

@@ -1,7 +1,8 @@
 """The run directory: what a run leaves behind and what it goes on from.
 
     study.json          the study, in its canonical form
-    run.json            run id, seed, names and sizes of the silos, settings
+    run.json            run id, names and sizes of the silos, settings, where the ledgers are and whether they may
+                        have been charged
     ledgers/            one ledger per silo, unless a site brings its own
     checkpoint*.{json,npz}  the state after the last step, while the run is not finished
     trace.jsonl         what was released, a line per step
@@ -17,7 +18,6 @@ Guarantees:
 import fcntl
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,14 +51,22 @@ class RunDirectory:
     def create(cls, path: Path, study: Mapping[str, Any], study_hash: str, facts: Mapping[str, Any]) -> "RunDirectory":
         """A new run; refuse a directory that already holds one."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        cls.require_new(path)
+        facts = {**facts, "study_hash": study_hash, "charged": False}
+        with _writable(path):
+            (path / LEDGERS).mkdir(parents=True, mode=0o700)
+            write_json(path / STUDY, dict(study))
+            write_json(path / RUN, facts)
+        return cls(path, study_hash, facts)
+
+    @staticmethod
+    def require_new(path: Path) -> None:
+        """Refuse a place that already holds something."""
+        with _writable(path):
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if taken:
             fix = "Choose another directory, or `silobayes resume` that run."
             raise InvalidInput("out", "a new or empty directory", str(path), fix)
-        (path / LEDGERS).mkdir(parents=True, mode=0o700)
-        facts = {**facts, "run_id": secrets.token_hex(8), "study_hash": study_hash}
-        write_json(path / STUDY, dict(study))
-        write_json(path / RUN, facts)
-        return cls(path, study_hash, facts)
 
     @classmethod
     def open(cls, path: Path, study_hash: str | None = None) -> "RunDirectory":
@@ -69,6 +77,25 @@ class RunDirectory:
             fix = "Resume with the study that the run was started with, or start a new run."
             raise InvalidInput("study", "the study of the run", "a changed one", fix)
         return cls(path, str(facts.get("study_hash")), facts)
+
+    @property
+    def ledgers(self) -> dict[str, Path]:
+        """Silo name -> its ledger, as the run was started; those of sites are absolute paths."""
+        places = self.facts.get("ledgers")
+        if not isinstance(places, dict):
+            raise InvalidInput(RUN, "where the ledgers of the run are", "nothing", "Start a new run.")
+        return {name: self.path / place for name, place in places.items()}
+
+    @property
+    def has_charged(self) -> bool:
+        """Whether a ledger may have been charged: from then on a missing one is not an empty one."""
+        return self.facts.get("charged") is not False
+
+    def begin_to_charge(self) -> None:
+        """Remember, before the first charge, that every ledger exists and may hold charges."""
+        if not self.has_charged:
+            self.facts["charged"] = True
+            write_json(self.path / RUN, self.facts)
 
     @property
     def is_finished(self) -> bool:
@@ -129,3 +156,12 @@ class RunDirectory:
         write_json(self.path / METRICS, dict(metrics))
         write_json(self.path / CERTIFICATE, dict(certificate))
         checkpoint.remove(self.path)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        fix = "Choose a place with room, where you may write. Nothing was charged."
+        raise InvalidInput("out", "a directory that can be written", f"{path} ({error.strerror})", fix) from None

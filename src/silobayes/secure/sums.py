@@ -49,6 +49,11 @@ class AbstractSum(ABC):
     def total(self, vectors: Mapping[int, Counts], *, sum_index: int) -> Counts:
         """The exact sum of counts by client number; who is absent has dropped out."""
 
+    @property
+    @abstractmethod
+    def messages_per_client(self) -> int:
+        """How many messages one client sends for one sum without drop-outs."""
+
     @abstractmethod
     def bytes_per_client(self, dimension: int) -> int:
         """What one client sends for one sum without drop-outs, in vectors, shares and seeds (no framing)."""
@@ -70,6 +75,11 @@ class PlainSum(AbstractSum):
         if len(vectors) < self.num_clients - self.colluding:
             raise SumAborted(AbortCode.BELOW_FLOOR)
         return np.add.reduce(list(vectors.values()), axis=0)
+
+    @property
+    def messages_per_client(self) -> int:
+        """The vector."""
+        return 1
 
     def bytes_per_client(self, dimension: int) -> int:
         """See `AbstractSum`."""
@@ -125,6 +135,11 @@ class SecretSharingSum(AbstractSum):
         published = [_step(sharing.publish(node)) for node in self._nodes]
         self._nodes = [step.state for step in published]
         return _result(sharing.collect(plan, [message for step in published for message in step.messages]))
+
+    @property
+    def messages_per_client(self) -> int:
+        """A share to each node."""
+        return self._plan.compute_nodes
 
     def bytes_per_client(self, dimension: int) -> int:
         """See `AbstractSum`."""
@@ -184,6 +199,11 @@ class PairwiseMaskSum(AbstractSum):
             server = _state(masks.receive_answer(server, step.messages[0]))
         self._server = server
         return modulus.decode(_result(masks.finish(server)))
+
+    @property
+    def messages_per_client(self) -> int:
+        """Sealed shares of its mask, the masked vector, and the shares that the server asks for in the end."""
+        return 3
 
     def bytes_per_client(self, dimension: int) -> int:
         """See `AbstractSum`."""

@@ -64,7 +64,7 @@ def test_advanced_is_finite_for_any_finite_epsilon_and_count() -> None:
     found = composition.advanced_epsilon([box(1.0, 0.0, 1000)], relation=SUBSTITUTE, delta=1e-6)
     mean, spread = 1000 * math.tanh(0.5), math.sqrt(2000 * math.log(1e6))
     assert found == pytest.approx(mean + spread)
-    for epsilon, count in ((1e-8, 10**12), (50.0, 10**6), (1000.0, 3)):
+    for epsilon, count in ((1e-8, 10**9), (50.0, 10**6), (1000.0, 3)):
         found = composition.advanced_epsilon([box(epsilon, 0.0, count)], relation=SUBSTITUTE, delta=1e-6)
         assert 0.0 < found <= epsilon * count * (1 + 1e-9)
 

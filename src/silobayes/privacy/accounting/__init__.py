@@ -84,10 +84,7 @@ def price(events: Iterable[AbstractEvent], *, relation: Relation, delta: float, 
     """
     merged, relation, delta = merge(events), _require_relation(relation), require_delta(delta)
     if accountant == "pld":
-        total = _total(merged, relation)
-        epsilon, lower = total.epsilon(delta), total.epsilon_lower(delta)
-        if _is_coarse(merged):
-            epsilon = min(epsilon, _or_infinite(lambda: _other("rdp")[0](merged, relation=relation, delta=delta)))
+        epsilon, lower = _pld_epsilons(merged, relation, delta)
     else:
         epsilon, lower = float(_other(accountant)[0](merged, relation=relation, delta=delta)), 0.0
     return Price(
@@ -164,6 +161,18 @@ def _is_coarse(merged: tuple[AbstractEvent, ...]) -> bool:
     return any(isinstance(item, AbstractGridEvent) and item.std <= 5000.0 * item.grid for item in merged)
 
 
+# Hundreds of silos with ledgers of their own have a handful of different bills.
+@lru_cache(maxsize=64)
+def _pld_epsilons(merged: tuple[AbstractEvent, ...], relation: Relation, delta: float) -> tuple[float, float]:
+    """Upper and lower bound."""
+    total = _total(merged, relation)
+    epsilon, lower = total.epsilon(delta), total.epsilon_lower(delta)
+    if _is_coarse(merged):
+        epsilon = min(epsilon, _or_infinite(lambda: _other("rdp")[0](merged, relation=relation, delta=delta)))
+    return epsilon, lower
+
+
+@lru_cache(maxsize=64)
 def _pld_delta(merged: tuple[AbstractEvent, ...], relation: Relation, epsilon: float) -> float:
     spent = _total(merged, relation).delta(epsilon)
     if not _is_coarse(merged):
