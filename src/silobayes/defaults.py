@@ -11,8 +11,9 @@ rule is a compromise between Adult, which wants a longer path, and the ICUs). Ta
 
 - Without privacy a full Gaussian converges in a few rounds whatever the correlations. A mean-field one is a Jacobi
   iteration: with k non-zero features a row, `x x' <= k diag(x^2)`, so it is stable below a damping of 2 / k.
-  Networks are mean-field: in a hundred noisy steps a full covariance does not leave its narrow start, whose precision
-  would then enter once for each silo and visit (four silos: rmse 7 instead of .3); a thousand steps are enough.
+  Networks are mean-field: after the hundred noisy steps of a visit both families are still nearly as narrow as their
+  start; a mean-field q widens over the visits, a full one shrank to nothing (curved rows in four silos, dampings .2 to
+  1: rmse about 7 instead of .3). With a thousand steps it does not, so these are the default of a full one.
 - DP optimisation: while noise dominates, the price depends on `sample_rate * sqrt(steps) / noise` alone, so any rate
   gives the same noise on the average gradient, and a small one is quick. With label-free clipping the clip norm scales
   signal and noise alike once it binds for most rows; a fifth of a row's typical norm does. (Ordinary clipping does
