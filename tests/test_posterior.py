@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import pandas as pd
 import pytest
 from numpyro import distributions as dist
-from scipy import stats
+from scipy import special, stats
 
 from silobayes.core.errors import InvalidInput
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian, MeanFieldGaussianEta
@@ -84,7 +85,7 @@ def test_a_level_that_is_no_probability_is_refused(level: float) -> None:
 )
 def test_draws_have_the_covariance_of_the_summary(posterior: Posterior, covariance: np.ndarray) -> None:
     """Chi-square of 4000 whitened draws in three dimensions; a right scale fails once in 1e6 keys."""
-    draws = np.asarray(posterior.sample(jax.random.key(1), 4000), float)
+    draws = np.asarray(posterior.sample(4000, seed=1), float)
     np.testing.assert_allclose(posterior.stddev, np.sqrt(np.diag(covariance)), rtol=1e-5)
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], 4000 * 3)
     for factor, accepted in ((1.0, True), (2 / 3, False), (3 / 2, False)):
@@ -111,14 +112,91 @@ def test_a_covariance_that_is_none_is_refused(covariance: np.ndarray) -> None:
         mean_field(covariance=covariance)
 
 
+@pytest.mark.parametrize("width", [0.1, 3.0, 300.0])
+@pytest.mark.parametrize("kind", ["field", "full", "given"])
+def test_predictions_of_generalised_linear_models_are_those_of_very_many_draws(kind: str, width: float) -> None:
+    """A million draws: 5 standard errors of a probability are at most .0025."""
+    family = MeanFieldGaussian(event_shape=(3,)) if kind != "full" else FullGaussian(dimension=3)
+    spread = {"covariance": width**2 * COVARIANCE} if kind == "full" else {"stddev": jnp.asarray(width * STDDEV)}
+    given = width**2 * COVARIANCE if kind == "given" else None
+    eta = family.from_standard(mean=jnp.asarray(MEAN), **spread)  # type: ignore[arg-type]
+    model = LogisticRegression(num_features=3)
+    posterior = Posterior(family=family, eta=eta, names=NAMES, model=model, covariance=given)
+    f = X @ posterior.sample(1_000_000).T.astype(float)
+    expected = (1 / (1 + np.exp(-np.clip(f, -700, 700)))).mean(axis=1)
+    proba = posterior.predict_proba(X)
+    np.testing.assert_allclose(proba[:, 1], expected, atol=0.0025)
+    np.testing.assert_allclose(proba.sum(axis=1), 1.0, atol=1e-5)
+    np.testing.assert_array_equal(proba, posterior.predict_proba(X, num_draws=3, seed=5))
+    np.testing.assert_allclose(posterior.log_likelihood(X, [1, 1, 1]), np.log(proba[:, 1]), atol=1e-5)
+
+
+def softmax() -> Posterior:
+    model = SoftmaxRegression(num_features=3, num_classes=3)
+    family = MeanFieldGaussian(event_shape=(9,))
+    eta = family.from_standard(mean=jnp.linspace(-1, 1, 9), stddev=jnp.full(9, 0.5))
+    return Posterior(family=family, eta=eta, names=model.parameter_names(NAMES), model=model)
+
+
 def test_predictive_probabilities_average_over_the_draws() -> None:
-    posterior = mean_field()
-    thetas = np.asarray(posterior.sample(jax.random.key(3), 50), float)
-    expected = (1 / (1 + np.exp(-X @ thetas.T))).mean(axis=1)
+    posterior = softmax()
+    logits = np.einsum("nd,sdk->snk", X, posterior.sample(50, seed=3).reshape(50, 3, 3).astype(float))
+    expected = special.softmax(logits, axis=-1).mean(axis=0)
     proba = posterior.predict_proba(X, num_draws=50, seed=3)
-    np.testing.assert_allclose(proba[:, 1], expected, rtol=1e-5)
+    np.testing.assert_allclose(proba, expected, rtol=1e-4)
     np.testing.assert_allclose(proba.sum(axis=1), 1.0, rtol=1e-6)
-    np.testing.assert_array_equal(posterior.predict(X, num_draws=50, seed=3), (expected > 0.5).astype(int))
+    np.testing.assert_array_equal(posterior.predict(X, num_draws=50, seed=3), expected.argmax(axis=1))
+
+
+def test_draws_need_neither_a_number_nor_a_key() -> None:
+    posterior = mean_field()
+    assert posterior.sample().shape == (1000, 3)
+    np.testing.assert_array_equal(posterior.sample(5), posterior.sample(5, seed=0))
+    assert not np.array_equal(posterior.sample(5), posterior.sample(5, seed=1))
+    for wrong in (0, -5, 2.5, jax.random.key(0)):
+        with pytest.raises(InvalidInput, match="num_draws"):
+            posterior.sample(wrong)  # type: ignore[arg-type]
+
+
+CANARY = 8675309
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (X[:, :2], [0, 1, 1]),
+        (X[0], [0, 1, 1]),
+        (np.full((3, 3), CANARY * np.nan), [0, 1, 1]),
+        (np.array([[CANARY, np.inf, 1.0]] * 3), [0, 1, 1]),
+        (pd.DataFrame(X * CANARY, columns=list(NAMES)), [0, 1, 1]),
+        (np.full((3, 3), str(CANARY)), [0, 1, 1]),
+        ([[CANARY, 1.0], [1.0], [2.0]], [0, 1, 1]),
+        (X, [CANARY, 0, 1]),
+        (X, [5, 6, 5]),
+        (X, [0.5, 0, 1]),
+        (X, [-1, 0, 1]),
+        (X, [np.nan, 0, 1]),
+        (X, [str(CANARY), "no", "yes"]),
+        (X, [0, 1]),
+    ],
+)
+def test_rows_and_targets_that_do_not_fit_the_model_are_refused_and_no_cell_is_quoted(x, y) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        mean_field().log_likelihood(x, y)
+    assert str(CANARY) not in str(refused.value)
+    if x is not X:
+        with pytest.raises(InvalidInput):
+            mean_field().predict(x)
+
+
+def test_labels_of_other_models_are_checked_too() -> None:
+    with pytest.raises(InvalidInput, match="labels 0 to 2"):
+        softmax().log_likelihood(X, [0, 1, 3])
+    counts = mean_field(model=PoissonRegression(num_features=3, max_count=9))
+    for wrong in ([-1, 0, 1], [0.5, 0, 1]):
+        with pytest.raises(InvalidInput, match="whole numbers"):
+            counts.log_likelihood(X, wrong)
+    assert np.isfinite(counts.log_likelihood(X, [0, 3, 20])).all()
 
 
 def test_the_log_likelihood_is_the_log_of_the_average_density() -> None:
@@ -132,7 +210,8 @@ def test_the_log_likelihood_is_the_log_of_the_average_density() -> None:
 
 def test_the_same_posterior_predicts_the_same_twice() -> None:
     np.testing.assert_array_equal(mean_field().predict_proba(X), mean_field().predict_proba(X))
-    assert not np.array_equal(mean_field().predict_proba(X), mean_field().predict_proba(X, seed=1))
+    np.testing.assert_array_equal(softmax().predict_proba(X), softmax().predict_proba(X))
+    assert not np.array_equal(softmax().predict_proba(X), softmax().predict_proba(X, seed=1))
 
 
 @pytest.mark.parametrize("make", [mean_field, full, lambda: mean_field(covariance=COVARIANCE)])
@@ -258,7 +337,7 @@ def test_arviz_0_gets_the_draws_and_the_names() -> None:
     theta = data.posterior["theta"]
     assert theta.shape == (1, 200, 3)
     assert list(theta.coords["parameter"].values) == list(NAMES)
-    np.testing.assert_array_equal(theta.values[0], np.asarray(mean_field().sample(jax.random.key(0), 200)))
+    np.testing.assert_array_equal(theta.values[0], mean_field().sample(200))
 
 
 def test_arviz_1_is_called_as_its_from_dict_wants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +389,27 @@ def test_arviz_gets_the_sites_of_a_numpyro_model() -> None:
     sites = numpyro_posterior().to_arviz(num_draws=50).posterior
     assert sites["beta"].shape == (1, 50, 2)
     assert (sites["scale"].values > 0).all()
+
+
+def test_derived_sites_of_a_numpyro_model_are_reported_unless_they_depend_on_rows() -> None:
+    def horseshoe(x, y=None):
+        lam = numpyro.sample("lam", dist.HalfNormal(1.0).expand([x.shape[1]]).to_event(1))
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        w = numpyro.deterministic("w", beta * lam)
+        numpyro.deterministic("first", x[0] @ w)
+        f = numpyro.deterministic("f", x @ w)
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    model = from_numpyro(horseshoe, jnp.zeros(2), jnp.zeros(()))
+    family = MeanFieldGaussian(event_shape=(4,))
+    eta = family.from_standard(mean=jnp.ones(4), stddev=jnp.full(4, 0.1))
+    posterior = Posterior(family=family, eta=eta, names=model.parameter_names(("a", "b")), model=model)
+    sites = posterior.sample_sites(20)
+    assert list(sites) == ["lam", "beta", "w"]
+    np.testing.assert_allclose(sites["w"], sites["lam"] * sites["beta"], rtol=1e-6)
+    assert list(posterior.summary().index) == ["lam[0]", "lam[1]", "beta[0]", "beta[1]", "w[0]", "w[1]"]
+    assert posterior.to_arviz(num_draws=5).posterior["w"].shape == (1, 5, 2)
 
 
 def test_the_text_of_a_posterior_is_short() -> None:

@@ -568,3 +568,18 @@ def test_the_documents_list_exactly_the_keys_of_the_code():
         assert part is not None, section
         listed = re.findall(r"^\| `(\w+)` \|", part[1], flags=re.MULTILINE)
         assert sorted(listed) == sorted(field.name for field in dataclasses.fields(getattr(study, section))), section
+
+
+def test_a_gaussian_of_the_columns_has_no_intercept():
+    """A column of ones would make its covariance degenerate."""
+    tables = {
+        "study": {"name": "means"},
+        "data": {"bounds": {"a": [0, 1], "b": [0, 1]}},
+        "model": {"kind": "gaussian"},
+        "privacy": {"mode": "none"},
+    }
+    assert Study.from_dict(tables).encoding.feature_names == ("a", "b")
+    assert Study.from_dict(Study.from_dict(tables).to_dict()).hash == Study.from_dict(tables).hash
+    tables["data"]["intercept"] = True
+    with pytest.raises(InvalidInput, match=r"data\.intercept"):
+        Study.from_dict(tables)

@@ -366,7 +366,8 @@ class Study:
 
     def __post_init__(self) -> None:
         # Features are written out, so that the canonical form does not depend on the order of a table.
-        object.__setattr__(self, "data", dataclasses.replace(self.data, features=self.description.features))
+        written_out = {"features": self.description.features, "intercept": self._intercept()}
+        object.__setattr__(self, "data", dataclasses.replace(self.data, **written_out))
         self._check_target()
         self._check_privacy()
         self._check_method()
@@ -432,6 +433,14 @@ class Study:
     def encoding(self) -> Encoding:
         """The public encoding of rows."""
         return self.description.encoding(self.target_kind)
+
+    def _intercept(self) -> bool:
+        """Whether there is one; a Gaussian of all columns has no use for a column that does not vary."""
+        is_gaussian = self.model.kind is ModelKind.GAUSSIAN
+        if self.data.intercept and is_gaussian:
+            fix = "A column of ones has no variance; remove the key."
+            raise InvalidInput("data.intercept", "no intercept for gaussian", True, fix)
+        return not is_gaussian if self.data.intercept is None else self.data.intercept
 
     def _check_target(self) -> None:
         kind, data, target = self.model.kind.value, self.data, self.target_kind

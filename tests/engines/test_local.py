@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import silobayes
@@ -355,3 +356,20 @@ def test_the_study_decides_which_model_is_built(kind, options, data, expected):
         }
     )
     assert type(build_model(study, 2)).__name__ == expected
+
+
+@pytest.mark.parametrize(
+    "silos",
+    [
+        [pd.DataFrame({"x0": [8675309.0]})] * 2,
+        pd.DataFrame({"x0": [8675309.0]}),
+        {"a": np.full((2, 3), 8675309.0)},
+        np.full((2, 3), 8675309.0),
+    ],
+    ids=["list of tables", "table", "dict of arrays", "array"],
+)
+def test_silos_of_another_kind_are_refused_and_not_quoted(silos, tmp_path):
+    with pytest.raises(InvalidInput, match="silo name -> pandas") as refused:
+        silobayes.fit(make_study(mode="none"), silos, out=tmp_path / "run")
+    assert "8675309" not in str(refused.value)
+    assert not (tmp_path / "run").exists()

@@ -122,7 +122,7 @@ class DataSection:
         ignore: Columns that the tables hold and the study does not use.
         public: What is declared public.
         outside: What happens to a number outside its bounds, and to rows of a person beyond `rows_per_person`.
-        intercept: Whether a column of ones is appended.
+        intercept: Whether a column of ones is appended; by default it is, where there is something to explain.
         test: A share of the rows, or the path of a table.
     """
 
@@ -141,7 +141,7 @@ class DataSection:
     ignore: tuple[str, ...] = ()
     public: tuple[Public, ...] = ()
     outside: Outside = Outside.REFUSE
-    intercept: bool = True
+    intercept: bool | None = None
     test: float | str | None = None
 
     def __post_init__(self) -> None:
@@ -181,7 +181,8 @@ class DataSection:
         fix = "Name what everyone may know of the rows."
         put("public", tuple(require_member("data.public", word, Public, fix) for word in public))
         put("outside", require_member("data.outside", self.outside, Outside, "Say what happens outside the bounds."))
-        put("intercept", require_flag("data.intercept", self.intercept, "Say whether a column of ones is appended."))
+        if self.intercept is not None:
+            require_flag("data.intercept", self.intercept, "Say whether a column of ones is appended.")
         put("test", _test(self.test))
         self._check_target()
 
@@ -356,7 +357,7 @@ class Description:
             person=data.unit,
             unused=tuple(str(name) for name in unused),
             outside=data.outside,
-            intercept=data.intercept,
+            intercept=data.intercept is not False,
         )
 
 

@@ -64,6 +64,8 @@ def read_inputs(
     """Read and check everything; nothing is charged."""
     base_dir = Path() if isinstance(study, Study) else Path(study).parent
     study = study if isinstance(study, Study) else Study.from_toml(Path(study))
+    if silos is not None:
+        _check_kind(silos)
     if silos is None:
         listed, test, encoding = load_silos(study, base_dir)
     elif isinstance(silos, Mapping):
@@ -97,6 +99,17 @@ def _bounded_persons(study: Study, silo: Silo) -> Silo:
         fix = 'Raise the bound, or set data.outside = "clip": then only the first rows of a person count.'
         raise InvalidInput("data.rows_per_person", f"at most {limit} rows of each person of {silo.name}", "more", fix)
     return kept
+
+
+def _check_kind(silos: object) -> None:
+    """Refuse what is neither encoded silos nor named tables, without quoting any of it."""
+    if isinstance(silos, Mapping):
+        is_right = all(isinstance(frame, pd.DataFrame) for frame in silos.values())
+    else:
+        is_right = isinstance(silos, (list, tuple)) and all(isinstance(silo, Silo) for silo in silos)
+    if not is_right:
+        expected = "a dict of silo name -> pandas.DataFrame, or a list of encoded silos"
+        raise InvalidInput("silos", expected, type(silos).__name__, "E.g. {'site-a': frame_a, 'site-b': frame_b}.")
 
 
 def build_model(study: Study, num_features: int) -> AbstractModel:

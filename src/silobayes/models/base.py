@@ -39,6 +39,8 @@ class AbstractModel(eqx.Module):
         - parameter names are as many as parameters, and different
     """
 
+    num_features: eqx.AbstractVar[int]
+
     @property
     @abc.abstractmethod
     def dim(self) -> int:
@@ -122,8 +124,6 @@ class AbstractGLM(AbstractGaussianPriorModel):
         - no label has a larger score than `score_bound`
     """
 
-    num_features: eqx.AbstractVar[int]
-
     @abc.abstractmethod
     def pointwise(self, f: Float[Array, "*shape"], y: Num[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Log-likelihood given the linear predictor, entry by entry."""
@@ -133,6 +133,16 @@ class AbstractGLM(AbstractGaussianPriorModel):
         self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
     ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """E[d/df log p(y|f)] and E[d2/df2 log p(y|f)] under f ~ N(mean, variance)."""
+
+    @abc.abstractmethod
+    def log_expected_likelihood(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> Float[Array, " n"]:
+        """The log of E[p(y|f)] under f ~ N(mean, variance): the log predictive density of each row."""
+
+    @abc.abstractmethod
+    def expected_prediction(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, "n *classes"]:
+        """What `predict` gives, averaged over f ~ N(mean, variance)."""
 
     @property
     def dim(self) -> int:

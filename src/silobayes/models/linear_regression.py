@@ -53,6 +53,17 @@ class LinearRegression(AbstractGLM):
         precision = self.noise_stddev**-2
         return (y - mean) * precision, jnp.full_like(mean, -precision)
 
+    def log_expected_likelihood(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> Float[Array, " n"]:
+        """Exact: the target is N(mean, noise^2 + variance)."""
+        total = variance + self.noise_stddev**2
+        return -0.5 * (y - mean) ** 2 / total - 0.5 * jnp.log(total) - _HALF_LOG_2PI
+
+    def expected_prediction(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """The mean."""
+        return mean
+
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""
         return x @ theta

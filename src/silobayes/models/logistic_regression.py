@@ -2,9 +2,11 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from silobayes.models.base import AbstractGLM, Target, binary_probabilities, expected_sigmoid
+from silobayes.models.expectations import log_expected_likelihood
 
 
 class LogisticRegression(AbstractGLM):
@@ -33,6 +35,17 @@ class LogisticRegression(AbstractGLM):
         """`y - E[p]` and `-E[p (1 - p)]` by quadrature."""
         p, slope = expected_sigmoid(mean, variance)
         return y - p, -slope
+
+    def log_expected_likelihood(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> Float[Array, " n"]:
+        """By quadrature."""
+        return log_expected_likelihood(self.pointwise, jnp.zeros_like(mean), mean, variance, y)
+
+    def expected_prediction(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, "n 2"]:
+        """Each class by its own quadrature, so that the smaller probability keeps its digits."""
+        labels = (jnp.zeros_like(mean), jnp.ones_like(mean))
+        return jnp.exp(jnp.stack([self.log_expected_likelihood(mean, variance, y) for y in labels], axis=-1))
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n 2"]:
         """Probabilities of classes 0 and 1."""

@@ -27,7 +27,6 @@ _START_STDDEV = 0.05
 class AbstractMLP(AbstractLayeredModel):
     """What the three kinds of target share."""
 
-    num_features: eqx.AbstractVar[int]
     hidden: eqx.AbstractVar[tuple[int, ...]]
 
     @property

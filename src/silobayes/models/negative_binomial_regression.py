@@ -21,6 +21,7 @@ from silobayes.models.base import (
     check_feature_names,
     expected_sigmoid,
 )
+from silobayes.models.expectations import log_expected_likelihood
 
 
 def _log_mass(
@@ -62,6 +63,17 @@ class NegativeBinomialRegression(AbstractGLM):
         logit = mean - math.log(self.concentration)
         p, slope = expected_sigmoid(logit, variance)
         return y - (y + self.concentration) * p, -(y + self.concentration) * slope
+
+    def log_expected_likelihood(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> Float[Array, " n"]:
+        """By quadrature."""
+        bend = jnp.where(y > 0, jnp.log(jnp.maximum(y, 1.0)), min(0.0, math.log(self.concentration)))
+        return log_expected_likelihood(self.pointwise, bend, mean, variance, y)
+
+    def expected_prediction(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Exact: the mean of a log-normal; infinite where float32 ends."""
+        return jnp.exp(mean + 0.5 * variance)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""

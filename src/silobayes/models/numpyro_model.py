@@ -10,11 +10,13 @@
 
 Priors, constraints and names are the function's own. Latent values are mapped to unconstrained numbers by NumPyro's
 `biject_to` and laid out in one flat vector in the order in which the function samples them. A prior that is not
-Gaussian in these coordinates takes part in inference as a factor of its own (`inference.vi.maximise_prior`).
+Gaussian in these coordinates takes part in inference as a factor of its own (`inference.vi.maximise_prior`). Sites made
+by `numpyro.deterministic` are reported beside the latents if they depend on these alone, not on rows.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -60,6 +62,8 @@ class NumpyroModel(AbstractModel):
     example: tuple[float, ...] = eqx.field(static=True, kw_only=True)
     gaussian_prior: tuple[tuple[float, ...], tuple[float, ...]] | None = eqx.field(static=True, kw_only=True)
     worst: tuple[float, ...] | None = eqx.field(static=True, kw_only=True)
+    num_features: int = eqx.field(static=True, kw_only=True)
+    derived: tuple[str, ...] = eqx.field(static=True, kw_only=True)
 
     @property
     def dim(self) -> int:
@@ -85,7 +89,7 @@ class NumpyroModel(AbstractModel):
         )
 
     def constrain(self, theta: Float[Array, " dim"]) -> dict[str, Array]:
-        """Values of the latent sites in their own constrained space, by name."""
+        """Values of the latent sites in their own constrained space, and of the derived sites, by name."""
         return self._run(theta, self._example_rows(1), None)[0]
 
     def log_prior(self, theta: Float[Array, " dim"]) -> Float[Array, ""]:
@@ -138,7 +142,7 @@ class NumpyroModel(AbstractModel):
     def _run(
         self, theta: Float[Array, " dim"], x: Float[Array, "n d"], y: Num[Array, " n"] | None
     ) -> tuple[dict[str, Array], Array, Array, Any]:
-        """Run the function at theta: latent values, log prior, log-likelihood, distribution of the observed site."""
+        """Run the function at theta: latent and derived values, log prior, log-likelihood, law of the observed site."""
         from numpyro import distributions as dist
         from numpyro import handlers
         from numpyro.primitives import Messenger
@@ -163,6 +167,8 @@ class NumpyroModel(AbstractModel):
         with handlers.seed(rng_seed=0), handlers.trace() as trace, Substitute():
             self.function(x, y)
         for name, message in trace.items():
+            if message["type"] == "deterministic" and name in self.derived:
+                values[name] = message["value"]
             if name in parts or message["type"] != "sample":
                 continue
             if name == self.observed:
@@ -226,6 +232,8 @@ def from_numpyro(
         example=tuple(x_row.tolist()),
         gaussian_prior=_fixed_normals(function, x_row, y_row) if is_normal and not has_global_factor else None,
         worst=worst_labels,
+        num_features=len(x_row),
+        derived=_derived(function, x_row, y_row),
     )
 
 
@@ -314,6 +322,25 @@ def _target(base: Any) -> Target:
     if isinstance(base, (dist.CategoricalLogits, dist.CategoricalProbs)):
         return "classes"
     return "count" if base.support.is_discrete else "real"
+
+
+def _derived(function: Callable[..., Any], x_row: np.ndarray, y_row: np.ndarray) -> tuple[str, ...]:
+    """`deterministic` sites that are functions of the latents alone: other rows, and more of them, change nothing."""
+    from numpyro import handlers
+
+    @partial(jax.jit, static_argnums=1)
+    def values(x_row: Array, num_rows: int) -> dict[str, Array]:
+        x, y = jnp.tile(x_row, (num_rows, 1)), jnp.tile(jnp.asarray(y_row), num_rows)
+        trace = handlers.trace(handlers.seed(function, jax.random.key(0))).get_trace(x, y)
+        return {name: jnp.asarray(site["value"]) for name, site in trace.items() if site["type"] == "deterministic"}
+
+    one, others = values(jnp.asarray(x_row), 1), values(jnp.asarray(x_row) + 1.0, 3)
+    # Compiled for another shape, the same function may differ in its last digit.
+    return tuple(
+        name
+        for name, value in one.items()
+        if name in others and value.shape == others[name].shape and np.allclose(value, others[name], rtol=1e-5, atol=0)
+    )
 
 
 def _fixed_normals(

@@ -6,6 +6,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, Num
 
 from silobayes.models.base import AbstractGLM, Target
+from silobayes.models.expectations import log_expected_likelihood
 
 # A row whose rate overflows has a score that is not finite and would count as zero, so that a q gone astray would never
 # come back; with a large finite score it is clipped like any other.
@@ -39,6 +40,17 @@ class PoissonRegression(AbstractGLM):
         """Exact: E[e^f] = exp(mean + variance / 2), up to the largest rate."""
         rate = jnp.exp(jnp.minimum(mean + 0.5 * variance, _LARGEST_LOG_RATE))
         return y - rate, -rate
+
+    def log_expected_likelihood(
+        self, mean: Float[Array, " n"], variance: Float[Array, " n"], y: Num[Array, " n"]
+    ) -> Float[Array, " n"]:
+        """By quadrature."""
+        bend = jnp.log(jnp.maximum(y, 1.0))
+        return log_expected_likelihood(self.pointwise, bend, mean, variance, y)
+
+    def expected_prediction(self, mean: Float[Array, " n"], variance: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Exact: the mean of a log-normal; infinite where float32 ends."""
+        return jnp.exp(mean + 0.5 * variance)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""
