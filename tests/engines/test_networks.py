@@ -55,8 +55,8 @@ def metrics(directory, kind: str, model: dict, **protocol) -> dict[str, float]:
     ("kind", "linear", "options"),
     [
         ("real", "linear_regression", {"noise_stddev": 0.3}),
-        ("binary", "logistic_regression", {}),
-        ("classes", "softmax_regression", {}),
+        pytest.param("binary", "logistic_regression", {}, marks=pytest.mark.slow),
+        pytest.param("classes", "softmax_regression", {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_small_network_with_defaults_beats_its_linear_counterpart(kind, linear, options, tmp_path):
