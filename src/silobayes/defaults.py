@@ -33,7 +33,8 @@ steps inside a sum, and the path of perturbing methods is as long as it is. Take
   shards at once are a Jacobi iteration here too: columns that no declared typical value or shares centre go together
   with the intercept, and the more there are, the smaller the damping and the more rounds there must be. Networks
   learn their means only: precisions of the weights stay near those of the start, so that a visit is a step of gradient
-  ascent whose length is damping times rows over that precision.
+  ascent whose length is damping times rows over that precision. (Their constants: training rows of Adult, seed 0, that
+  were held out; no simulated study.)
 - q is averaged over the last half of the visits (engines.methods): public post-processing that removes noise.
 """
 
