@@ -3,10 +3,11 @@
 They started as hand-made choices and were then checked on simulated studies: `experiments/defaults` multiplies
 constants of DP optimisation, of the perturbing methods, of committees and of global VI by 1/4, 1/2, 2 and 4, one at a
 time, and shows what that loses on held-out rows. Its README says on how many tables each was scanned, what was changed
-(the steps of committees of networks), and how the rules do on two real tables that nothing was chosen on: perturbing
-methods and committees fail on the one that has many categories without declared shares. Before that, some choices
-followed a look at the Adult table (experiments/adult): categories are centred and not scaled, global VI takes longer
-steps inside a sum, and the path of perturbing methods is as long as it is. Take them as a start, not as an optimum.
+(the steps of committees of networks, the damping of perturbing methods), and how the rules do on two real tables: on
+the one that has many categories without declared shares, committees and local averaging without a sum fail. Before
+that, some choices followed a look at the Adult table (experiments/adult): categories are centred and not scaled, global
+VI takes longer steps inside a sum, and the path of perturbing methods is as long as it is. Take them as a start, not as
+an optimum.
 
 - Without privacy a full Gaussian converges in a few rounds whatever the correlations. A mean-field one is a Jacobi
   iteration: with k non-zero features a row, `x x' <= k diag(x^2)`, so it is stable below a damping of 2 / k.
