@@ -29,7 +29,7 @@ from silobayes.testing import FreeAccount, Pair, PrivacyViolation, check_method,
 from tests.engines.cases import MODEL, make_silos, make_study
 from tests.engines.test_local import Stop, charges, make_inputs, same, stop_after
 from tests.engines.test_methods import ExactDoor
-from tests.engines.test_record_replay import FEATURES, MAX_ROWS, PUBLIC_ROWS, make_rows, person_pairs, silo_of
+from tests.engines.test_record_replay import FEATURES, MAX_ROWS, NETWORK, PUBLIC_ROWS, make_rows, person_pairs, silo_of
 from tests.engines.test_record_replay import MODEL as SMALL_MODEL
 
 # So few shards that only a large budget finds a quantile of their norms.
@@ -53,6 +53,9 @@ SETTINGS = {
     ),
     "parameter_perturbation": Settings(
         privatise=Privatise.PARAMETER_PERTURBATION, rounds=3, clip_norm=(2.0, 1.0), **COMMON
+    ),
+    "local_averaging, network": Settings(
+        privatise=Privatise.LOCAL_AVERAGING, rounds=3, clip_norm=(2.0, 0.5), shards=4, **COMMON
     ),
 }
 SETTINGS |= {
@@ -258,7 +261,8 @@ def test_the_rule_gives_the_middle_of_the_grid_and_a_tenth_of_epsilon():
 def planned(name: str, relation: Relation) -> QuantileMethod:
     budget = dataclasses.replace(LARGE, relation=relation)
     silos = [silo_of(PUBLIC_ROWS)] * 2
-    method = build_method(SMALL_MODEL, silos, SETTINGS[name], budget, 0, max_rows=[MAX_ROWS] * 2)
+    model = NETWORK if "network" in name else SMALL_MODEL
+    method = build_method(model, silos, SETTINGS[name], budget, 0, max_rows=[MAX_ROWS] * 2)
     # With noise of an ordinary budget the chosen norms are anywhere in the grid: clipping binds, or it does not.
     return dataclasses.replace(method, first=dataclasses.replace(method.first, noise_multiplier=2.0))
 
@@ -300,6 +304,7 @@ QUICK = {
     "parameter_perturbation": Relation.SUBSTITUTE,
     "virtual_clients, summed": Relation.ADD_REMOVE,
     "local_averaging, summed": Relation.SUBSTITUTE,
+    "local_averaging, network": Relation.SUBSTITUTE,
     "parameter_perturbation, summed": Relation.SUBSTITUTE,
 }
 PAIRS = 40
