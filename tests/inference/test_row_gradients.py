@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from silobayes.inference.coordinates import FullPoint, MeanFieldPoint
 from silobayes.inference.row_gradients import RowGradients, aligned, clipped_gradient, row_gradients, row_lengths
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.poisson_regression import PoissonRegression
 from tests.inference.oracles import explicit_gradients
@@ -94,7 +94,7 @@ def test_each_term_enters_with_norm_at_most_clip_norm_whatever_its_values(name, 
     labels = [0, 1] if jnp.issubdtype(y.dtype, jnp.integer) else [0, 1, 1e6, 1e19, -1e30, np.nan, np.inf]
     x = jnp.asarray([row for row in HOSTILE.values() for _ in labels], dtype=jnp.float32)
     y = jnp.asarray([label for _ in HOSTILE for label in labels], dtype=y.dtype)
-    rows = usable(Rows(x=x, y=y, present=jnp.ones(len(x), dtype=bool)))
+    rows = Rows(x=x, y=y, present=jnp.ones(len(x), dtype=bool))
 
     @jax.jit
     def terms(point, clip_norm):
@@ -127,7 +127,7 @@ def test_all_rows_of_a_person_together_enter_with_norm_at_most_clip_norm_whateve
 
     @jax.jit
     def terms(x, y, present, clip_norm):
-        rows = usable(Rows(x=x, y=y, present=present))
+        rows = Rows(x=x, y=y, present=present)
         gradients = row_gradients(model, point, e, rows.x, rows.y)
         alone = jnp.repeat(jnp.eye(num_persons, dtype=bool), rows_per_person, axis=1) & rows.present
         return jnp.stack(
@@ -185,7 +185,7 @@ def test_a_masked_or_non_finite_term_contributes_zero(name):
 
     @jax.jit
     def clipped(x, mask):
-        rows = usable(Rows(x=x, y=y, present=mask))
+        rows = Rows(x=x, y=y, present=mask)
         return clipped_gradient(row_gradients(model, point, e, rows.x, rows.y), rows.present, 1.0, "label_free")
 
     expected = clipped_gradient(row_gradients(model, point, e, x[:4], y[:4]), keep[:4], 1.0, "label_free")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from silobayes.families import FullGaussianEta, MeanFieldGaussianEta
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows
 from silobayes.models.linear_regression import LinearRegression
 
 
@@ -45,6 +45,5 @@ def mean_field_factor(model: LinearRegression, rows: Rows, eta_cavity: MeanField
 
 def _statistics(model: LinearRegression, rows: Rows) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
     """`X'X / noise^2` and `X'y / noise^2`."""
-    rows = usable(rows)
     x = rows.x / model.noise_stddev
     return x.T @ x, x.T @ (rows.y / model.noise_stddev)

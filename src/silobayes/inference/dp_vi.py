@@ -24,7 +24,7 @@ from silobayes.core.errors import InvalidInput
 from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
 from silobayes.inference.row_gradients import Clipping, aligned, clipped_gradient, row_gradients, row_lengths
-from silobayes.inference.rows import Rows, slots_of_units, usable
+from silobayes.inference.rows import Rows, slots_of_units
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step, StepPlan
 from silobayes.privacy.relation import Unit
@@ -134,7 +134,6 @@ def _ascend(
     clipping: Clipping,
     rows_per_unit: int,
 ) -> tuple[GaussianEta, Any]:
-    rows = usable(rows)
     point = point_at(family, eta_start)
     check_dim(model, point.mean.shape[0])
     keys = draw_keys(model, key, step_sizes.shape[0])

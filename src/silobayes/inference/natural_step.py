@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian, MeanFieldGaussianEta
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, GaussianEta, GaussianFamily
 from silobayes.models.layered import AbstractLayeredModel
 
@@ -39,7 +39,6 @@ def natural_factor(
         - for linear regression and the full family it is the exact factor, whatever q is
         - padding rows change nothing
     """
-    rows = usable(rows)
     x = rows.x
 
     def derivatives(mean: Float[Array, " d"], variances: Float[Array, " n"]) -> tuple[Array, Array]:
@@ -75,7 +74,6 @@ def network_factor(
         - g and precision are sums of the rows' gradients and of their squares, averaged over draws
         - padding rows change nothing
     """
-    rows = usable(rows)
     mean, stddev = family.to_standard(eta_q)
 
     def at_draw(e: Float[Array, " dim"]) -> tuple[Array, Array]:

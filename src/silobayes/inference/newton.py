@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from silobayes.families import FullGaussianEta, MeanFieldGaussianEta
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, GaussianEta, GaussianFamily
 
 _ITERATIONS = 8
@@ -41,7 +41,6 @@ def maximise_glm(
         - it is the optimum of a long gradient ascent
         - the result is proper even if the cavity is not
     """
-    rows = usable(rows)
     weights = tempering * rows.present.astype(rows.x.dtype)
     cavity = family.project(eta_cavity, _FLOOR)  # type: ignore[arg-type]
     solve = _Full(cavity, rows.x) if isinstance(cavity, FullGaussianEta) else _MeanField(cavity, rows.x)

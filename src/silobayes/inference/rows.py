@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num
 
 from silobayes.core.errors import InvalidInput, require_count
 
@@ -17,11 +17,24 @@ SMALLEST_FEATURE = 1e-15
 
 
 class Rows(eqx.Module):
-    """Features, targets and which slots hold a row. Batches of silos have a leading axis on all three."""
+    """Features, targets and which slots hold a row. Batches of silos have a leading axis on all three.
+
+    Every slot that is empty or holds a value that is not finite is zeroed and marked absent, once, when the rows are
+    made: a row that is not finite contributes nothing (PITFALLS), and 0 * NaN is NaN, so its values must go too. Each
+    slot is judged by itself, so one changed row changes no other.
+    """
 
     x: Float[Array, "*silos n d"]
     y: Num[Array, "*silos n"]
     present: Bool[Array, "*silos n"]
+
+    def __init__(
+        self, x: Float[ArrayLike, "*silos n d"], y: Num[ArrayLike, "*silos n"], present: Bool[ArrayLike, "*silos n"]
+    ) -> None:
+        finite = (jnp.abs(x) <= LARGEST_VALUE).all(axis=-1) & (jnp.abs(y) <= LARGEST_VALUE)
+        self.present = finite & present
+        self.x = jnp.where(self.present[..., None] & (jnp.abs(x) >= SMALLEST_FEATURE), x, 0)
+        self.y = jnp.where(self.present, y, 0)
 
 
 def pad(x: np.ndarray, y: np.ndarray, max_rows: int) -> Rows:
@@ -55,7 +68,7 @@ def stack(
     all_y = np.zeros(present.shape, dtype=np.int32 if np.issubdtype(labels.dtype, np.integer) else np.float32)
     all_x[present] = np.concatenate([x for x, _ in parts])
     all_y[present] = labels
-    return Rows(x=jnp.asarray(all_x), y=jnp.asarray(all_y), present=jnp.asarray(present))
+    return Rows(x=all_x, y=all_y, present=present)
 
 
 def slots_of_units(
@@ -66,15 +79,3 @@ def slots_of_units(
         return jnp.asarray(units), jnp.asarray(mask)
     slots = jnp.asarray(units)[:, None] * rows_per_unit + jnp.arange(rows_per_unit)
     return slots.reshape(-1), jnp.repeat(jnp.asarray(mask), rows_per_unit)
-
-
-def usable(rows: Rows) -> Rows:
-    """The same rows with every slot that is empty or holds a value that is not finite zeroed and marked absent.
-
-    A row that is not finite contributes nothing (PITFALLS), and 0 * NaN is NaN, so its values must go too. Each slot
-    is judged by itself, so one changed row changes no other.
-    """
-    finite = (jnp.abs(rows.x) <= LARGEST_VALUE).all(axis=-1) & (jnp.abs(rows.y) <= LARGEST_VALUE)
-    present = rows.present & finite
-    keep = present[..., None] & (jnp.abs(rows.x) >= SMALLEST_FEATURE)
-    return Rows(x=jnp.where(keep, rows.x, 0), y=jnp.where(present, rows.y, 0), present=present)

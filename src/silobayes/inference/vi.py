@@ -15,7 +15,7 @@ from silobayes.inference.ascent import ascend, check_dim, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, point_at
 from silobayes.inference.newton import maximise_glm
 from silobayes.inference.row_gradients import row_gradients
-from silobayes.inference.rows import Rows, usable
+from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 
 
@@ -93,7 +93,6 @@ def _maximise(
     check_dim(model, point_at(family, eta_start).mean.shape[0])
     if isinstance(model, AbstractGLM):
         return maximise_glm(model, family, eta_cavity, eta_start, rows, tempering)
-    rows = usable(rows)
     weights = rows.present.astype(rows.x.dtype)
 
     def gradient(here: AbstractPoint, step_key: PRNGKeyArray) -> tuple[Array, None]:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from silobayes.inference.ascent import draw_keys
 from silobayes.inference.coordinates import AbstractPoint, point_at
 from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients
-from silobayes.inference.rows import Rows, slots_of_units, usable
+from silobayes.inference.rows import Rows, slots_of_units
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step
 from silobayes.privacy.sampling import PoissonSampler
@@ -83,7 +83,6 @@ def run_steps(
         - without privacy it reaches the optimum of global VI
         - one changed row moves each released sum by no more than the plan prices
     """
-    groups = tuple(eqx.tree_at(lambda g: g.rows, group, usable(group.rows)) for group in groups)
     draws = draws_of(model, key, step_sizes.shape[0])
 
     def body(server: ServerState, inputs: tuple) -> tuple[ServerState, tuple[Any, ...]]:
@@ -146,7 +145,7 @@ def partial_sums(
     def one(rows: Rows, at: Array, mask: Array) -> Array:
         return _clipped_sum(model, point, e, rows, at, mask, clip_norm, clipping, rows_per_unit)
 
-    return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(usable(rows), indices, mask)
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(rows, indices, mask)
 
 
 def _clipped_sum(
