@@ -64,9 +64,14 @@ SCENARIOS = {
 }
 
 
-def _clip_norms(*linear: float) -> list[dict[str, Any]]:
-    """The quadratic part has half the norm, as by default."""
-    return [{"clip_norm": [norm, norm / 2]} for norm in linear]
+def _clip_norms(*linear: float, quadratic: float = 0.5) -> list[dict[str, Any]]:
+    """The quadratic part has this share of the linear one's norm: those of the defaults."""
+    return [{"clip_norm": [norm, norm * quadratic]} for norm in linear]
+
+
+def _network(*linear: float, damping: float) -> list[dict[str, Any]]:
+    """Clip norms with the step of the defaults, and one longer step."""
+    return [*_clip_norms(*linear, quadratic=0.1), {"damping": damping}]
 
 
 CANDIDATES: dict[str, dict[str, list[dict[str, Any]]]] = {
@@ -102,6 +107,10 @@ CANDIDATES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
     "BNN": {
         "DP optimisation": [{"rounds": 40}, {"rounds": 60}, {"step_size": 0.02}],
+        "local averaging": _network(600.0, 2500.0, damping=0.04),
+        "local averaging, secure sum": _network(600.0, 2500.0, damping=0.04),
+        "virtual clients": _network(3.0, 12.0, damping=0.04),
+        "virtual clients, secure sum": _network(3.0, 12.0, damping=0.04),
         "BCM same": [{"step_size": 0.01}, {"step_size": 0.005}],
         "BCM split": [{"step_size": 0.01}, {"step_size": 0.005}],
         "global VI, secure sum": [{"step_size": 0.01}, {"step_size": 0.02}],
