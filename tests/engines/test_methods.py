@@ -15,6 +15,7 @@ from silobayes.engines.buckets import Buckets, group_sizes
 from silobayes.engines.planning import build_method, deal
 from silobayes.families import FullGaussian
 from silobayes.models.linear_regression import LinearRegression
+from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
 from silobayes.models.numpyro_model import from_numpyro
 from silobayes.privacy.door import Door
@@ -95,6 +96,27 @@ def test_pvi_is_global_vi(schedule):
     global_mean, global_stddev = together.solver.family.to_standard(together.eta(run(together)))
     assert np.max(np.abs(mean - global_mean) / global_stddev) < 0.02
     np.testing.assert_allclose(stddev, global_stddev, rtol=0.02)
+
+
+def test_many_small_silos_with_columns_that_go_together_reach_global_vi():
+    """Rounding once made a cavity improper, and each of the silos then answered for its projection: q ran away."""
+    rng, silos = np.random.default_rng(0), []
+    model = LogisticRegression(num_features=6)
+    for k in range(40):
+        x = rng.normal(size=(30, 6))
+        x[:, 2] = rng.random(30) < 0.005
+        x[:, 3] = 0.99 * x[:, 1] + 0.01 * x[:, 3]
+        y = rng.random(30) < 1 / (1 + np.exp(-x @ np.linspace(-1, 1, 6)))
+        silos.append(Silo(name=str(k), x=x, y=y.astype(int)))
+    settings = dataclasses.replace(PLAIN, rounds=12, damping=0.5, posterior=PosteriorKind.FULL)
+    method = build_method(model, silos, settings, None, 0)
+    mean, covariance = method.solver.family.to_standard(method.eta(run(method)))
+    alone = dataclasses.replace(PLAIN, posterior=PosteriorKind.FULL)
+    together = build_method(model, [concatenate("all", silos)], alone, None, 0)
+    global_mean, global_covariance = together.solver.family.to_standard(together.eta(run(together)))
+    global_stddev = np.sqrt(np.diag(global_covariance))
+    assert np.max(np.abs(mean - global_mean) / global_stddev) < 0.01
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), global_stddev, rtol=0.01)
 
 
 def test_permuting_silos_changes_nothing():

@@ -33,10 +33,10 @@ def stacked(trees):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def exact_solve(data):
-    """The local free-energy maximum of a conjugate model: cavity times likelihood."""
+def exact_refit(data):
+    """The factors of a conjugate model, whatever the cavity is: the likelihoods."""
     factors = stacked([factor(x, y) for x, y in data])
-    return lambda eta_cavity, eta_q: eta_cavity + factors
+    return lambda eta_cavity, eta_q: factors
 
 
 def run(schedule, data, *, num_rounds, damping, order=None):
@@ -55,7 +55,7 @@ def run(schedule, data, *, num_rounds, damping, order=None):
         at = list(visit.clients) if order is None else [order[m] for m in visit.clients]
         down = pvi.Broadcast(eta_q=history[max(0, len(history) - 1 - visit.lag)])
         chosen = jax.tree.map(lambda leaf, at=at: leaf[at], clients)
-        new, ups = pvi.client_step(chosen, down, exact_solve([data[m] for m in at]), damping=damping)
+        new, ups = pvi.client_step(chosen, down, exact_refit([data[m] for m in at]), damping=damping)
         for leaf, fresh in zip(jax.tree.leaves(clients), jax.tree.leaves(new), strict=True):
             leaf[at] = fresh
         server = pvi.server_step(server, pvi.plain_sum(ups))
@@ -117,10 +117,10 @@ def test_eta_q_is_the_prior_plus_the_sum_of_factors_after_every_step(schedule, d
         chosen = jax.tree.map(lambda leaf, at=at: leaf[at], clients)
         down = pvi.Broadcast(eta_q=history[max(0, len(history) - 1 - visit.lag)])
 
-        def solve(eta_cavity, eta_q):
+        def refit(eta_cavity, eta_q):
             return jax.tree.map(lambda value: value + 10 * rng.normal(size=value.shape), eta_cavity)
 
-        new, ups = pvi.client_step(chosen, down, solve, damping=damping)
+        new, ups = pvi.client_step(chosen, down, refit, damping=damping)
         for leaf, fresh in zip(jax.tree.leaves(clients), jax.tree.leaves(new), strict=True):
             leaf[at] = fresh
         server = pvi.server_step(server, pvi.plain_sum(ups))

@@ -53,14 +53,14 @@ class BCMMethod(AbstractMethod):
     def client_step(self, clients, call, doors):
         """See `AbstractMethod`."""
 
-        def solve(eta_own: GaussianEta, _: GaussianEta) -> GaussianEta:
+        def refit(eta_own: GaussianEta, _: GaussianEta) -> GaussianEta:
             cavities = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(call.at), axis=0), eta_own)
             if self.plans is None:
-                return self.solver.solve(self.buckets, call.at, call.key, cavities, call.start)
+                return self.solver.refit(self.buckets, call.at, call.key, cavities, call.start)
             private = {"doors": doors, "plans": self.plans, "clipping": self.clipping}
-            return self.solver.solve_privately(self.buckets, call.at, call.key, cavities, call.start, **private)
+            return self.solver.refit_privately(self.buckets, call.at, call.key, cavities, call.start, **private)
 
-        return clients, self.add_up(bcm.client_step(call.down, solve, share=self.share), call)
+        return clients, self.add_up(bcm.client_step(call.down, refit, share=self.share), call)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -195,10 +195,10 @@ class AbstractMethod(abc.ABC):
     def _prior_step(self, prior: pvi.ClientState, down: pvi.Broadcast, call: Call) -> tuple:
         """A prior that is not Gaussian is one more factor, without rows and without a price."""
 
-        def solve(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
-            return self.solver.solve_prior(call.key, eta_cavity, call.start)
+        def refit(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
+            return self.solver.refit_prior(call.key, eta_cavity, call.start)
 
-        return pvi.client_step(prior, down, solve, damping=self.damping)
+        return pvi.client_step(prior, down, refit, damping=self.damping)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -220,14 +220,14 @@ class PVIMethod(AbstractMethod):
     def client_step(self, clients, call, doors):
         """See `AbstractMethod`."""
 
-        def solve(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
+        def refit(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
             if self.plans is None:
-                return self.solver.solve(self.buckets, call.at, call.key, eta_cavity, call.start)
+                return self.solver.refit(self.buckets, call.at, call.key, eta_cavity, call.start)
             private = {"doors": doors, "plans": [self.plans[m] for m in call.at], "clipping": self.clipping}
-            return self.solver.solve_privately(self.buckets, call.at, call.key, eta_cavity, call.start, **private)
+            return self.solver.refit_privately(self.buckets, call.at, call.key, eta_cavity, call.start, **private)
 
         own = _take(clients, call.at)
-        visited, ups = pvi.client_step(own, call.down, solve, damping=self.damping)
+        visited, ups = pvi.client_step(own, call.down, refit, damping=self.damping)
         if self.aggregator is not None:
             ups = self.aggregator.rounded(ups)
             visited = pvi.ClientState(eta_t=own.eta_t + ups.d_eta)  # so that q stays the product of the factors
@@ -305,7 +305,7 @@ class PerturbedMethod(AbstractMethod):
         first = _take(self.init_clients(), parts if self._factor_per_shard else call.at[owners])
         return self._ball_at(call.start).flatten(dp_pvi.shard_changes(first, call.down, refit, 1.0 / tempering)), owners
 
-    def _called(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray, dp_pvi.Refit]:
+    def _called(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray, pvi.Refit]:
         """The shards of the called clients, the client and the tempering of each, and their local inference."""
         counts = np.array(self.shards_per_client)
         owners = np.repeat(np.arange(len(call.at)), counts[call.at])

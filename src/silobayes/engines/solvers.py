@@ -1,4 +1,7 @@
-"""Local solves of many parts at once: one call of a compiled function per bucket."""
+"""Local inference of many parts at once: one call of a compiled function per bucket.
+
+All of it answers with factors: the local optimum divided by the usable cavity that it was found with.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +46,7 @@ class LocalSolver:
     num_steps: int
     step_size: float
 
-    def solve(
+    def refit(
         self,
         buckets: Buckets,
         chosen: np.ndarray,
@@ -51,7 +54,7 @@ class LocalSolver:
         eta_cavity: GaussianEta,
         eta_start: GaussianEta,
     ) -> GaussianEta:
-        """Local optima of the chosen parts without privacy; `eta_cavity` is stacked in the order of `chosen`.
+        """Factors of the chosen parts without privacy; `eta_cavity` is stacked in the order of `chosen`.
 
         Guarantees:
             - linear regression with known noise is solved exactly
@@ -61,24 +64,13 @@ class LocalSolver:
             model = self.model
 
             def exactly(rows: Rows, at: np.ndarray) -> GaussianEta:
-                return _solve_exactly(model, self.family, _take(cavities, at), rows, floor=self.floor)
+                return _exact_factors(model, self.family, _take(cavities, at), rows, floor=self.floor)
 
             return to_host(buckets.map(chosen, exactly))
 
         def call(rows: Rows, at: np.ndarray) -> GaussianEta:
-            return _solve(
-                self.model,
-                self.family,
-                key,
-                chosen[at],
-                _take(cavities, at),
-                start,
-                rows,
-                np.ones(len(at), dtype=np.float32),
-                self.step_size,
-                num_steps=self.num_steps,
-                floor=self.floor,
-            )
+            powers = np.ones(len(at), dtype=np.float32)
+            return self._optimal(key, chosen[at], _take(cavities, at), start, rows, powers)
 
         return to_host(buckets.map(chosen, call))
 
@@ -93,8 +85,8 @@ class LocalSolver:
     ) -> GaussianEta:
         """What the factors of the chosen shards should become, their likelihoods to the powers `tempering`.
 
-        Generalised linear models and networks take one natural step from the proper `eta_q` (see `natural_step` why);
-        other models divide their local optimum by the cavity.
+        Generalised linear models and networks take one natural step from the proper `eta_q` (see `natural_step` why),
+        other models go to their local optimum.
         """
         cavities, q = to_single(eta_cavity), to_single(eta_q)
         powers = tempering.astype(np.float32)
@@ -104,20 +96,23 @@ class LocalSolver:
                 return _natural_factors(self.model, self.family, q, rows, powers[at])
             if isinstance(self.model, AbstractLayeredModel) and isinstance(self.family, MeanFieldGaussian):
                 return _network_factors(self.model, self.family, key, q, rows, powers[at])
-            own = _usable(self.family, _take(cavities, at), floor=self.floor)
-            steps = {"num_steps": self.num_steps, "floor": self.floor}
-            optima = _solve(self.model, self.family, key, chosen[at], own, q, rows, powers[at], self.step_size, **steps)
-            return optima - own
+            return self._optimal(key, chosen[at], _take(cavities, at), q, rows, powers[at])
 
         return to_host(buckets.map(chosen, call))
 
-    def solve_prior(self, key: PRNGKeyArray, eta_cavity: GaussianEta, eta_start: GaussianEta) -> GaussianEta:
-        """The optimum of the prior's own factor (no rows, no price)."""
+    def _optimal(self, key, parts, eta_cavity, eta_start, rows, tempering) -> GaussianEta:
+        steps = {"num_steps": self.num_steps, "floor": self.floor}
+        return _optimal_factors(
+            self.model, self.family, key, parts, eta_cavity, eta_start, rows, tempering, self.step_size, **steps
+        )
+
+    def refit_prior(self, key: PRNGKeyArray, eta_cavity: GaussianEta, eta_start: GaussianEta) -> GaussianEta:
+        """The prior's own factor (no rows, no price)."""
         cavity = usable(self.family, to_single(eta_cavity), self.floor)
         steps = {"num_steps": self.num_steps, "step_size": self.step_size}
-        return to_host(maximise_prior(self.model, self.family, key, cavity, to_single(eta_start), **steps))
+        return to_host(maximise_prior(self.model, self.family, key, cavity, to_single(eta_start), **steps) - cavity)
 
-    def solve_privately(
+    def refit_privately(
         self,
         buckets: Buckets,
         chosen: np.ndarray,
@@ -136,7 +131,7 @@ class LocalSolver:
         rates = np.array([plan.sampler.sampling.rate for plan in plans], dtype=np.float32)
 
         def call(rows: Rows, at: np.ndarray) -> tuple[GaussianEta, Any]:
-            return _solve_privately(
+            return _private_factors(
                 self.model,
                 self.family,
                 key,
@@ -154,10 +149,10 @@ class LocalSolver:
                 floor=self.floor,
             )
 
-        eta, seen = buckets.map(chosen, call)
+        factors, seen = buckets.map(chosen, call)
         for k, steps in enumerate(opened):
             steps.close(None if seen is None else tuple(leaf[k] for leaf in seen))
-        return to_host(eta)
+        return to_host(factors)
 
     def plan(self, sampler: Any, *, clip_norm: float, noise_multiplier: float, unit: Unit = Unit.ROW) -> StepPlan:
         """One visit's loop."""
@@ -172,21 +167,20 @@ class LocalSolver:
 
 
 @partial(jax.jit, static_argnames=("num_steps", "floor"))
-def _solve(model, family, key, parts, eta_cavity, eta_start, rows, tempering, step_size, *, num_steps, floor):
+def _optimal_factors(model, family, key, parts, eta_cavity, eta_start, rows, tempering, step_size, *, num_steps, floor):
     def one(part: tuple[Array, GaussianEta, Rows, Array]) -> GaussianEta:
         number, cavity, own_rows, power = part
         cavity = usable(family, cavity, floor)
         steps = {"tempering": power, "num_steps": num_steps, "step_size": step_size}
-        return maximise(model, family, jax.random.fold_in(key, number), cavity, eta_start, own_rows, **steps)
+        optimum = maximise(model, family, jax.random.fold_in(key, number), cavity, eta_start, own_rows, **steps)
+        if isinstance(model, AbstractGLM):
+            # At the optimum this is `optimum - cavity`, of which float32 would leave a small silo only rounding errors.
+            return natural_factor(model, family, optimum, own_rows, power)
+        return optimum - cavity
 
     # Small shards side by side, large silos one after the other: what is worked on shall fit the processor's cache.
     side_by_side = max(1, _CACHED_NUMBERS // rows.x[0].size)
     return jax.lax.map(one, (parts, eta_cavity, rows, tempering), batch_size=side_by_side)
-
-
-@partial(jax.jit, static_argnames="floor")
-def _usable(family, eta_cavity, *, floor):
-    return jax.vmap(lambda cavity: usable(family, cavity, floor))(eta_cavity)
 
 
 @jax.jit
@@ -200,18 +194,17 @@ def _network_factors(model, family, key, eta_q, rows, tempering):
 
 
 @partial(jax.jit, static_argnames="floor")
-def _solve_exactly(model, family, eta_cavity, rows, *, floor):
+def _exact_factors(model, family, eta_cavity, rows, *, floor):
     def one(cavity: GaussianEta, part: Rows) -> GaussianEta:
-        cavity = usable(family, cavity, floor)
         if isinstance(family, FullGaussian):
-            return cavity + full_factor(model, part)
-        return cavity + mean_field_factor(model, part, cavity)
+            return full_factor(model, part)
+        return mean_field_factor(model, part, usable(family, cavity, floor))
 
     return jax.vmap(one)(eta_cavity, rows)
 
 
 @partial(jax.jit, static_argnames=("clipping", "rows_per_unit", "floor"))
-def _solve_privately(
+def _private_factors(
     model,
     family,
     key,
@@ -234,7 +227,8 @@ def _solve_privately(
         public = {"clip_norm": clip_norm, "sample_rate": rate, "step_size": step_size}
         public |= {"clipping": clipping, "rows_per_unit": rows_per_unit}
         own_key = jax.random.fold_in(key, number)
-        return ascend_privately(model, family, own_key, cavity, eta_start, part, step, **public)
+        optimum, seen = ascend_privately(model, family, own_key, cavity, eta_start, part, step, **public)
+        return optimum - cavity, seen
 
     # One silo after the other inside the compiled function: a batch fits the processor's cache, those of all silos side
     # by side do not (200 silos of 122 rows, 109 features: half the CPU time of vmap).

@@ -8,7 +8,7 @@ server's step is that of PVI: *same* is one synchronous undamped round of it.
 from enum import StrEnum
 
 from silobayes.models.base import GaussianEta
-from silobayes.protocols.pvi import Broadcast, Solve, Upload
+from silobayes.protocols.pvi import Broadcast, Refit, Upload
 
 
 class Committee(StrEnum):
@@ -23,7 +23,7 @@ def prior_share(committee: Committee, num_clients: int) -> float:
     return 1.0 if committee is Committee.SAME else 1.0 / num_clients
 
 
-def client_step(down: Broadcast, solve: Solve, *, share: float) -> Upload:
+def client_step(down: Broadcast, refit: Refit, *, share: float) -> Upload:
     """`eta_m` minus the client's share of the prior; `down` is the prior.
 
     Guarantees:
@@ -31,4 +31,4 @@ def client_step(down: Broadcast, solve: Solve, *, share: float) -> Upload:
         - split: the server ends with sum eta_m
     """
     eta_own: GaussianEta = share * down.eta_q
-    return Upload(d_eta=solve(eta_own, eta_own) - eta_own)
+    return Upload(d_eta=refit(eta_own, eta_own))

@@ -33,7 +33,7 @@ from silobayes.privacy.clipping import Bounded, clip_blocks, general, pack_symme
 from silobayes.privacy.door import Door
 from silobayes.privacy.mechanisms import GaussianMechanism, Release
 from silobayes.privacy.relation import Unit
-from silobayes.protocols.pvi import Broadcast, ClientState, Upload
+from silobayes.protocols.pvi import Broadcast, ClientState, Refit, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,6 @@ def mechanism(noise_multiplier: float) -> GaussianMechanism:
     return GaussianMechanism(noise_multiplier=noise_multiplier)
 
 
-# (cavities of shards, the current q) -> what their factors should become, both with a leading axis over shards.
-Refit = Callable[[GaussianEta, GaussianEta], GaussianEta]
 # The clients' clipped sums -> the blocks of their released total.
 ReleaseTotal = Callable[[Sequence[Bounded]], Sequence[np.ndarray]]
 

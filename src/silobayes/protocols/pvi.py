@@ -52,8 +52,9 @@ class Upload(eqx.Module, Generic[Eta]):
     d_eta: Eta
 
 
-# Local free-energy maximum: (cavity, the current q) -> new q. The current q is where the solver starts.
-Solve = Callable[[Eta, Eta], Eta]
+# Local inference: (cavity, the current q) -> what the factor should become: the local free-energy maximum divided by
+# the cavity that it was found with. Solvers start from the current q.
+Refit = Callable[[Eta, Eta], Eta]
 
 
 def init_server(eta_p: Eta) -> ServerState[Eta]:
@@ -73,17 +74,20 @@ def broadcast(server: ServerState[Eta]) -> Broadcast[Eta]:
 
 
 def client_step(
-    client: ClientState[Eta], down: Broadcast[Eta], solve: Solve, *, damping: float
+    client: ClientState[Eta], down: Broadcast[Eta], refit: Refit, *, damping: float
 ) -> tuple[ClientState[Eta], Upload[Eta]]:
     """One visit (000 eqs. 2-4); the broadcast may be an old one (asynchronous schedules).
+
+    The paper's change `eta* - eta_q` is the difference of the new factor and the old one. We take it as that: an
+    improper cavity is projected before it is used, and the way to its projection belongs to no factor. Counted as part
+    of the change it would be made once by every client, and q run away where there are many.
 
     Guarantees:
         - for conjugate models one synchronous undamped pass is the exact posterior
         - fixed points are those of global VI
     """
     eta_cavity = down.eta_q - client.eta_t  # q(theta) / t_m(theta)
-    eta_new = solve(eta_cavity, down.eta_q)  # local free-energy maximum
-    d_eta = damping * (eta_new - down.eta_q)
+    d_eta = damping * (refit(eta_cavity, down.eta_q) - client.eta_t)
     return ClientState(eta_t=client.eta_t + d_eta), Upload(d_eta=d_eta)
 
 
