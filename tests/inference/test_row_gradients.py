@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from silobayes.inference.coordinates import FullPoint, MeanFieldPoint
-from silobayes.inference.row_gradients import RowGradients, aligned, clipped_gradient, row_gradients, row_lengths
+from silobayes.inference.row_gradients import RowGradients, clipped_gradient, row_gradients, row_lengths
 from silobayes.inference.rows import Rows
+from silobayes.models.base import aligned
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.poisson_regression import PoissonRegression
 from tests.inference.oracles import explicit_gradients

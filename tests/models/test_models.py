@@ -13,6 +13,7 @@ from silobayes.families import FullGaussian, MeanFieldGaussian
 from silobayes.models import MODELS as KINDS
 from silobayes.models import build
 from silobayes.models.base import AbstractGLM, elementwise_derivative
+from silobayes.models.mlp import BinaryMLP
 from silobayes.models.negative_binomial_regression import NegativeBinomialRegression
 from silobayes.models.poisson_regression import PoissonRegression
 from tests.models.cases import MAX_COUNT, MODELS, D, K, sample
@@ -108,6 +109,12 @@ def test_prior_eta_is_the_prior_in_both_families(name):
         np.testing.assert_allclose(family.log_prob(model.prior_eta(family), theta), model.log_prior(theta), rtol=1e-4)
         assert family.is_proper(model.start_eta(family, jax.random.key(0)))
     assert model.prior_is_gaussian
+
+
+def test_flatten_is_the_inverse_of_matrices():
+    model = BinaryMLP(num_features=D, hidden=(20, 7))
+    theta = jnp.arange(1.0, model.dim + 1)
+    np.testing.assert_array_equal(model.flatten(model.matrices(theta)), theta)
 
 
 def test_a_network_does_not_start_at_the_saddle_point_of_the_prior():

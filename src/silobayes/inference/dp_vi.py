@@ -23,9 +23,9 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from silobayes.core.errors import InvalidInput
 from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
-from silobayes.inference.row_gradients import Clipping, aligned, clipped_gradient, row_gradients, row_lengths
+from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients, row_lengths
 from silobayes.inference.rows import Rows, slots_of_units
-from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
+from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily, aligned
 from silobayes.privacy.loops import Step, StepPlan
 from silobayes.privacy.relation import Unit
 

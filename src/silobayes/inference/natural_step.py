@@ -81,8 +81,8 @@ def network_factor(
         passes = model.forward(theta, rows.x)
         scores = jnp.where(rows.present[:, None], model.output_scores(passes.output, rows.y), 0.0)
         layers = list(zip(passes.inputs, model.backward(theta, passes, scores), strict=True))
-        gradient = jnp.concatenate([(inputs.T @ back).ravel() for inputs, back in layers])
-        return gradient, jnp.concatenate([((inputs**2).T @ back**2).ravel() for inputs, back in layers])
+        gradient = model.flatten([inputs.T @ back for inputs, back in layers])
+        return gradient, model.flatten([(inputs**2).T @ back**2 for inputs, back in layers])
 
     gradients, squares = jax.lax.map(at_draw, jax.random.normal(key, (_NUM_DRAWS, model.dim)))
     gradient, precision = tempering * gradients.mean(axis=0), tempering * squares.mean(axis=0)

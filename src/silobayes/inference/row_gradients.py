@@ -65,11 +65,6 @@ def row_lengths(x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return jnp.sqrt((x**2).sum(axis=1))
 
 
-def aligned(x: Float[Array, "n d"]) -> Float[Array, "n wider"]:
-    """The same rows with columns of zeros up to a multiple of 16: vector instructions then read whole cache lines."""
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % 16)))
-
-
 def clipped_gradient(
     gradients: RowGradients, mask: Bool[Array, " n"], clip_norm: ArrayLike, clipping: Clipping, rows_per_unit: int = 1
 ) -> Float[Array, " coordinates"]:
@@ -157,10 +152,10 @@ def _layered(
         in_use = weights[:, None] > 0
         back = model.backward(theta, passes, jnp.where(in_use, weights[:, None] * scores, 0.0))
         parts = [
-            (jnp.where(in_use, inputs, 0.0).T @ jnp.where(in_use, t, 0.0)).ravel()
+            jnp.where(in_use, inputs, 0.0).T @ jnp.where(in_use, t, 0.0)
             for inputs, t in zip(passes.inputs, back, strict=True)
         ]
-        return point.pull(jnp.concatenate(parts), e)
+        return point.pull(model.flatten(parts), e)
 
     if model.widths[-1] == 1:
         # With one output the gradient is the score times that of the output: one backward pass serves every label.

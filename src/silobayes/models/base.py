@@ -194,6 +194,11 @@ def isotropic_eta(family: GaussianFamily, mean: Float[Array, " dim"], stddev: fl
     return family.from_mean_field(field) if isinstance(family, FullGaussian) else field
 
 
+def aligned(matrix: Float[Array, "n d"]) -> Float[Array, "n wider"]:
+    """The same with columns of zeros up to a multiple of 16: vector instructions then work on whole registers."""
+    return jnp.pad(matrix, ((0, 0), (0, -matrix.shape[1] % 16)))
+
+
 def check_feature_names(feature_names: tuple[str, ...], num_features: int) -> tuple[str, ...]:
     """Refuse another number of names than features."""
     if len(feature_names) != num_features:

@@ -5,13 +5,14 @@ sums over rows follow from the two factors; the gradients themselves, one matrix
 """
 
 import abc
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from silobayes.models.base import AbstractGaussianPriorModel
+from silobayes.models.base import AbstractGaussianPriorModel, aligned
 
 
 class Passes(NamedTuple):
@@ -55,17 +56,24 @@ class AbstractLayeredModel(AbstractGaussianPriorModel):
         return sum(rows * columns for rows, columns in self.shapes)
 
     def matrices(self, theta: Float[Array, " dim"]) -> tuple[Float[Array, "rows columns"], ...]:
-        """theta, layer by layer."""
+        """theta, layer by layer. Hidden layers have empty units besides their own, so that widths are `aligned`."""
         parts, start = [], 0
         for rows, columns in self.shapes:
             parts.append(theta[start : start + rows * columns].reshape(rows, columns))
             start += rows * columns
-        return tuple(parts)
+        return (*map(aligned, parts[:-1]), parts[-1])
+
+    def flatten(self, matrices: Sequence[Float[Array, "rows columns"]]) -> Float[Array, " dim"]:
+        """Inverse of `matrices`; what is there of empty units is dropped."""
+        return jnp.concatenate(
+            [matrix[:, :columns].ravel() for matrix, (_, columns) in zip(matrices, self.shapes, strict=True)]
+        )
 
     def forward(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Passes:
         """All rows through all layers."""
         inputs, slopes, values = [], [], x
         for number, matrix in enumerate(self.matrices(theta)):
+            values = values[:, : self.widths[number]]
             if self.has_bias:
                 values = jnp.concatenate([values, jnp.ones((values.shape[0], 1), values.dtype)], axis=1)
             inputs.append(values)
@@ -82,7 +90,7 @@ class AbstractLayeredModel(AbstractGaussianPriorModel):
         back = [d_output]
         for matrix, slope in zip(self.matrices(theta)[:0:-1], passes.slopes[::-1], strict=True):
             weights = matrix[:-1] if self.has_bias else matrix
-            back.append((back[-1] @ weights.T) * slope)
+            back.append((back[-1] @ aligned(weights.T)) * slope)
         return tuple(back[::-1])
 
     def output_scores(self, output: Float[Array, "n outputs"], y: Num[Array, " n"]) -> Float[Array, "n outputs"]:
