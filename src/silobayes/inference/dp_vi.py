@@ -16,6 +16,7 @@ import math
 from functools import partial
 from typing import Any, get_args
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
@@ -23,8 +24,8 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from silobayes.core.errors import InvalidInput
 from silobayes.inference.ascent import ascend, check_dim, draw_keys, step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
-from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients, row_lengths
-from silobayes.inference.rows import Rows, slots_of_units
+from silobayes.inference.row_gradients import Clipping, batch_gradient, row_lengths
+from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily, aligned
 from silobayes.privacy.loops import Step, StepPlan
 from silobayes.privacy.relation import Unit
@@ -140,19 +141,15 @@ def _ascend(
     # All draws before the loop: one per step, drawn as vi.maximise(num_draws=1) draws them.
     draws = None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (1, model.dim))[0])(keys)
 
-    features = aligned(rows.x) if isinstance(model, AbstractGLM) else rows.x
     lengths = row_lengths(rows.x)
+    if isinstance(model, AbstractGLM):
+        rows = eqx.tree_at(lambda own: own.x, rows, aligned(rows.x))
 
     def gradient(here: AbstractPoint, inputs: tuple[Step, Array | None]) -> tuple[Array, Any]:
         step, e = inputs
 
         def part(units: Array | np.ndarray, taken: Array | np.ndarray) -> Array:
-            slots, mask = slots_of_units(units, taken, rows_per_unit)
-            x, y = features[slots], rows.y[slots]
-            # A slot beyond the array is empty; plain indexing would silently read the last row instead.
-            mask = rows.present.at[slots].get(mode="fill", fill_value=False) & mask
-            gradients = row_gradients(model, here, e, x, y, lengths[slots])
-            return clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
+            return batch_gradient(model, here, e, rows, units, taken, clip_norm, clipping, rows_per_unit, lengths)
 
         # Batches are padded to the longest of the loop; the slots that few of them fill are computed only for those.
         usual = usual_part(step.indices.shape[0])

@@ -9,9 +9,11 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Num
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num
 
 from silobayes.inference.coordinates import AbstractPoint, MeanFieldPoint
+from silobayes.inference.rows import Rows, slots_of_units
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.models.layered import AbstractLayeredModel
 from silobayes.privacy.loops import clip_factors
@@ -63,6 +65,27 @@ def row_gradients(
 def row_lengths(x: Float[Array, "n d"]) -> Float[Array, " n"]:
     """Euclidean norms of the rows."""
     return jnp.sqrt((x**2).sum(axis=1))
+
+
+def batch_gradient(
+    model: AbstractModel,
+    point: AbstractPoint,
+    e: Float[Array, " dim"] | None,
+    rows: Rows,
+    units: Int[Array | np.ndarray, " units"],
+    taken: Bool[Array | np.ndarray, " units"],
+    clip_norm: ArrayLike,
+    clipping: Clipping,
+    rows_per_unit: int,
+    lengths: Float[Array, " n"] | None = None,
+) -> Float[Array, " coordinates"]:
+    """The clipped gradient of a batch: of the `units` (slots of `rows`, or persons) that are `taken`."""
+    slots, mask = slots_of_units(units, taken, rows_per_unit)
+    # A slot beyond the array is empty; plain indexing would silently read the last row instead.
+    mask = mask & rows.present.at[slots].get(mode="fill", fill_value=False)
+    own_lengths = None if lengths is None else lengths[slots]
+    gradients = row_gradients(model, point, e, rows.x[slots], rows.y[slots], own_lengths)
+    return clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
 
 
 def clipped_gradient(

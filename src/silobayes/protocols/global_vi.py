@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from silobayes.inference.ascent import draw_keys
 from silobayes.inference.coordinates import AbstractPoint, point_at
-from silobayes.inference.row_gradients import Clipping, clipped_gradient, row_gradients
-from silobayes.inference.rows import Rows, slots_of_units
+from silobayes.inference.row_gradients import Clipping, batch_gradient, row_gradients
+from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
 from silobayes.privacy.loops import Step
 from silobayes.privacy.sampling import PoissonSampler
@@ -143,26 +143,9 @@ def partial_sums(
     """Sums of clipped gradients over chunks of each silo's batch; they stay with the silo."""
 
     def one(rows: Rows, at: Array, mask: Array) -> Array:
-        return _clipped_sum(model, point, e, rows, at, mask, clip_norm, clipping, rows_per_unit)
+        return batch_gradient(model, point, e, rows, at, mask, clip_norm, clipping, rows_per_unit)
 
     return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(rows, indices, mask)
-
-
-def _clipped_sum(
-    model: AbstractModel,
-    point: AbstractPoint,
-    e: Array | None,
-    rows: Rows,
-    units: Any,
-    mask: Any,
-    clip_norm: Array,
-    clipping: Clipping,
-    rows_per_unit: int,
-) -> Float[Array, " coordinates"]:
-    at, mask = slots_of_units(units, mask, rows_per_unit)
-    mask = mask & rows.present.at[at].get(mode="fill", fill_value=False)
-    gradients = row_gradients(model, point, e, rows.x[at], rows.y[at])
-    return clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
 
 
 def _gradients(
@@ -184,7 +167,7 @@ def _gradients(
 
     def message(rows: Rows, own: Step, clip_norm: Array, rate: Array) -> tuple[Array, Any]:
         batch = (own.indices, own.mask, clip_norm, clipping, rows_per_unit)
-        released, seen = own.release(_clipped_sum(model, point, e, rows, *batch))
+        released, seen = own.release(batch_gradient(model, point, e, rows, *batch))
         return released / rate, seen
 
     return jax.vmap(message)(group.rows, step, group.clip_norms, group.sample_rates)
