@@ -22,9 +22,9 @@ STEP_SIZE = 0.01
 
 def opacus(widths: Widths, x: np.ndarray, y: np.ndarray, batches: np.ndarray) -> Callable[[], object]:
     """`GradSampleModule` and `DPOptimizer`; the KL term sees no rows and joins after the noise."""
-    import torch
-    from opacus.grad_sample import GradSampleModule, register_grad_sampler
-    from opacus.optimizers import DPOptimizer
+    import torch  # pyright: ignore[reportMissingImports]
+    from opacus.grad_sample import GradSampleModule, register_grad_sampler  # pyright: ignore[reportMissingImports]
+    from opacus.optimizers import DPOptimizer  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Full backward hook")  # the first layer's input needs no gradient
@@ -84,7 +84,7 @@ def opacus(widths: Widths, x: np.ndarray, y: np.ndarray, batches: np.ndarray) ->
 
 def torch_func(widths: Widths, x: np.ndarray, y: np.ndarray, batches: np.ndarray) -> Callable[[], object]:
     """`torch.func.vmap(grad)` with respect to all means and log standard deviations, without Opacus."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     shapes = _sizes(widths)
@@ -163,6 +163,6 @@ def _with_bias(widths: Widths, x: np.ndarray) -> np.ndarray:
 
 
 def _long(batches: np.ndarray):
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     return torch.tensor(batches, dtype=torch.int64)

@@ -12,6 +12,8 @@ import math
 import os
 import resource
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -89,7 +91,7 @@ def stopwatch():
     """A function that calls another and adds its CPU seconds to those of `who`, and the dictionary of these."""
     seconds = {"setup": 0.0, "client": 0.0, "server": 0.0}
 
-    def clock(who, function, *args, **kwargs):
+    def clock(who: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         start = time.process_time()
         out = function(*args, **kwargs)
         seconds[who] += time.process_time() - start
@@ -198,7 +200,7 @@ def draw(results, path):
 
 def main():
     parts = {"million": million, "table": table, "masks": mask_table}
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--only", choices=parts, help="one part instead of all")
     parser.add_argument("--out", metavar="FILE.json")
     parser.add_argument("--figure", metavar="FILE.png")

@@ -101,7 +101,7 @@ def many_clients(num_clients: int = 200, num_rows: int = 122, num_features: int 
     def visit(clients: np.ndarray) -> Callable[[], object]:
         cavities = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(clients), axis=0), prior)
         private = {"doors": [door] * len(clients), "plans": [plan] * len(clients), "clipping": "label_free"}
-        return lambda: solver.solve_privately(buckets, clients, jax.random.key(0), cavities, prior, **private)
+        return lambda: solver.refit_privately(buckets, clients, jax.random.key(0), cavities, prior, **private)
 
     one_by_one = [visit(np.array([m])) for m in range(num_clients)]
     arms = [
