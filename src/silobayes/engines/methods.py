@@ -314,7 +314,7 @@ class PerturbedMethod(AbstractMethod):
         tempering = counts[call.at][owners] if self.averages_shards else np.ones(len(owners))
 
         def refit(eta_cavity: GaussianEta, _: GaussianEta) -> GaussianEta:
-            return self.solver.factors(self.shards, parts, call.key, eta_cavity, call.start, tempering)
+            return self.solver.refit_shards(self.shards, parts, call.key, eta_cavity, call.start, tempering)
 
         return parts, owners, tempering, refit
 

@@ -74,7 +74,7 @@ class LocalSolver:
 
         return to_host(buckets.map(chosen, call))
 
-    def factors(
+    def refit_shards(
         self,
         buckets: Buckets,
         chosen: np.ndarray,
@@ -83,7 +83,7 @@ class LocalSolver:
         eta_q: GaussianEta,
         tempering: np.ndarray,
     ) -> GaussianEta:
-        """What the factors of the chosen shards should become, their likelihoods to the powers `tempering`.
+        """Factors of the chosen shards, their likelihoods to the powers `tempering`.
 
         Generalised linear models and networks take one natural step from the proper `eta_q` (see `natural_step` why),
         other models go to their local optimum.
