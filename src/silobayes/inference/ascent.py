@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
@@ -44,7 +45,8 @@ def step_sizes_of(step_size: ArrayLike, num_steps: int) -> Float[Array, " steps"
     """A scalar falls to zero along a cosine; an array is taken as it is."""
     require_count("num_steps", num_steps, at_least=1, fix="Pass the steps of the optimiser.")
     if jnp.ndim(step_size) == 0:
-        return jnp.asarray(step_size) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.arange(num_steps) / num_steps))
+        cosine = 0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / num_steps))
+        return jnp.asarray(step_size) * cosine.astype(np.float32)
     if jnp.shape(step_size) != (num_steps,):
         raise InvalidInput("step_size", f"a number or {num_steps} of them", jnp.shape(step_size), "One per step.")
     return jnp.asarray(step_size)
