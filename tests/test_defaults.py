@@ -71,6 +71,25 @@ def test_a_study_without_privacy_and_one_of_persons():
     assert persons.clip_norm == resolve(make_study(), FACTS).clip_norm
 
 
+def test_noisy_local_optima_of_many_silos_are_damped_and_get_more_rounds():
+    exact = PublicFacts(silo_rows=(50,) * 100, num_parameters=9)
+    noisy = dataclasses.replace(exact, solves_exactly=False)
+    study = make_study(mode="none")
+    assert (resolve(study, exact).damping, resolve(study, exact).rounds) == (0.5, 10)
+    assert (resolve(study, noisy).damping, resolve(study, noisy).rounds) == (0.08, 63)
+    one_by_one = resolve(make_study(mode="none", schedule="sequential"), noisy)
+    assert (one_by_one.damping, one_by_one.rounds) == (0.5, 10)
+    steps = resolve(make_study(mode="none", kind="global_vi"), noisy)
+    assert steps.damping == 1.0
+    assert steps.rounds < 63
+
+
+def test_sampled_rounds_give_every_silo_its_turn():
+    facts = PublicFacts(silo_rows=(50,) * 40, num_parameters=9)
+    settings = resolve(make_study(mode="none", schedule="sampled", clients_per_round=4), facts)
+    assert settings.rounds == 100
+
+
 def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
     settings = resolve(make_study(mode="none", kind="streaming_vb"), FACTS)
     assert settings.kind is ProtocolKind.PVI

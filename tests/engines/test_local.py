@@ -21,6 +21,7 @@ from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
+from silobayes.runs import checkpoint
 from silobayes.runs.directory import RunDirectory
 from silobayes.study import Study
 from tests.engines.cases import MODEL, NAMES, make_silo, make_silos, make_study
@@ -77,6 +78,23 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does_and_charges_once(nam
         assert (out / "trace.jsonl").read_text() == (tmp_path / "whole" / "trace.jsonl").read_text()
         assert charges(out) == ([] if name == "none" else [1, 1, 1])
     assert same(resume(inputs, tmp_path / "whole"), whole)  # a finished run is only read
+
+
+def test_a_run_that_died_after_its_certificate_loses_its_private_state(tmp_path, monkeypatch):
+    inputs, out = make_inputs(**PROTOCOLS["virtual_clients"]), tmp_path / "run"
+
+    def die(directory):
+        raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "remove", die)
+        with pytest.raises(Stop):
+            run(inputs, out)
+    assert list(out.glob("checkpoint*"))
+    assert [check.name for check in verify(read_run(out)).checks if not check.passed] == ["private state"]
+    resume(inputs, out)
+    assert not list(out.glob("checkpoint*"))
+    assert verify(read_run(out)).passed
 
 
 def test_real_noise_differs_between_runs_and_fixed_noise_is_stamped(tmp_path):

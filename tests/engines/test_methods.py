@@ -9,10 +9,11 @@ import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo, concatenate
-from silobayes.defaults import Settings
+from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines import methods
 from silobayes.engines.buckets import Buckets, group_sizes
 from silobayes.engines.planning import build_method, deal
+from silobayes.engines.solvers import LocalSolver
 from silobayes.families import FullGaussian
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
@@ -21,11 +22,12 @@ from silobayes.models.numpyro_model import from_numpyro
 from silobayes.privacy.door import Door
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols import pvi
 from silobayes.protocols.bcm import Committee
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import PosteriorKind, Privatise, ProtocolKind
 from silobayes.testing import FreeAccount
-from tests.engines.cases import MODEL, make_silos
+from tests.engines.cases import MODEL, make_silos, make_study
 
 PLAIN = Settings(privatise=Privatise.NONE, rounds=1, damping=1.0, steps=10, step_size=0.05)
 BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
@@ -117,6 +119,45 @@ def test_many_small_silos_with_columns_that_go_together_reach_global_vi():
     global_stddev = np.sqrt(np.diag(global_covariance))
     assert np.max(np.abs(mean - global_mean) / global_stddev) < 0.01
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), global_stddev, rtol=0.01)
+
+
+def _huge(solver, buckets, chosen, *args, **kwargs):
+    return jax.tree.map(lambda leaf: np.full((len(chosen), *leaf.shape), 1e31), pvi.to_host(solver.family.zeros()))
+
+
+def test_a_q_that_runs_away_is_refused_without_privacy(monkeypatch):
+    method = build_method(MODEL, make_silos((20, 30)), dataclasses.replace(PLAIN, rounds=2), None, 0)
+    monkeypatch.setattr(LocalSolver, "refit", _huge)
+    with pytest.raises(InvalidInput, match="ran away in visit 0"):
+        run(method)
+
+
+def test_a_q_that_runs_away_loses_one_visit_and_not_what_was_paid(monkeypatch):
+    settings = dataclasses.replace(PLAIN, privatise=Privatise.DP_OPTIMISATION, rounds=3, sample_rate=0.2)
+    method = build_method(MODEL, make_silos((20, 30)), settings, BUDGET, 0)
+    doors = [Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW)) for _ in range(2)]
+    first = method.step(method.init(), doors)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalSolver, "refit_privately", _huge)
+        second = method.step(first, doors)
+    assert (second.step, second.server.round_index) == (2, 1)
+    np.testing.assert_array_equal(second.server.eta_q.linear, first.server.eta_q.linear)
+    third = method.step(second, doors)
+    assert np.any(third.server.eta_q.linear != first.server.eta_q.linear)
+
+
+def test_a_network_under_noise_alone_stays_finite():
+    """One shard a silo and a tiny budget: means once grew from visit to visit until they overflowed."""
+    silos = make_silos((40, 40, 40))
+    model = BinaryMLP(num_features=silos[0].num_features, hidden=(4,))
+    study = make_study(privatise="parameter_perturbation")  # the model is that of the facts
+    settings = resolve(study, PublicFacts.of(model, silos))
+    method = build_method(model, silos, settings, dataclasses.replace(BUDGET, epsilon=0.02), 0)
+    doors = [Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW)) for _ in silos]
+    state = run(method, doors)
+    assert state.server.round_index == state.step
+    mean, _ = method.solver.family.to_standard(method.eta(state))
+    assert np.max(np.abs(mean)) <= 10.1
 
 
 def test_permuting_silos_changes_nothing():

@@ -15,6 +15,7 @@ from silobayes.inference.row_gradients import RowGradients, clipped_gradient, ro
 from silobayes.inference.rows import Rows
 from silobayes.models.base import aligned
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.models.mlp import BinaryMLP
 from silobayes.models.poisson_regression import PoissonRegression
 from tests.inference.oracles import explicit_gradients
 from tests.models.cases import MODELS, D, sample
@@ -117,6 +118,36 @@ def test_each_term_enters_with_norm_at_most_clip_norm_whatever_its_values(name, 
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-10, 10, width=32)
+
+
+def test_a_row_is_within_the_norm_where_weights_of_a_network_cancel():
+    """Its norm is small and its features are huge: a second backward pass rounded to up to 227 clip norms."""
+    model = BinaryMLP(num_features=2, hidden=(1, 2))
+    mean = jnp.array([0.0, 1.0, 0.0, 3.0, -5.0, 0.0, 6.0, 5.0, 3.0, -17.0])
+    point, e = MeanFieldPoint(mean=mean, log_stddev=jnp.full(model.dim, -3.0)), jnp.zeros(model.dim)
+
+    @jax.jit
+    def clipped(x, clip_norm):
+        gradients = row_gradients(model, point, e, x, jnp.array([0]))
+        return clipped_gradient(gradients, jnp.array([True]), clip_norm, "label_free")
+
+    for size in (1e3, 1e6, 1e9):
+        for clip_norm in np.linspace(0.1, 1.0, 60):
+            total = np.asarray(clipped(jnp.array([[size, 1.0]]), clip_norm), dtype=np.float64)
+            assert np.linalg.norm(total) <= clip_norm
+
+
+def test_a_row_is_within_the_norm_where_a_full_factor_cancels():
+    """The generic path: L' times a sum is not the sum of what was measured."""
+    rng, dim = np.random.default_rng(0), 12
+    factor = np.tril(rng.normal(size=(dim, dim))) * 2e4
+    point = FullPoint(mean=jnp.zeros(dim), factor=jnp.asarray(factor, jnp.float32))
+    e = jnp.asarray(rng.normal(size=dim), jnp.float32)
+    for _ in range(200):
+        gradients = np.linalg.solve(factor.T, rng.normal(size=dim))[None] * 1e5
+        pulled = point.pull_rows(jnp.asarray(gradients, jnp.float32), e)
+        norm = float(np.linalg.norm(np.asarray(pulled.weighted_sum(jnp.ones(1)), dtype=np.float64)))
+        assert norm <= float(pulled.norms[0]) * (1 + 5e-6)
 
 
 @pytest.mark.parametrize("name", ["logistic", "poisson", "mlp_binary", "linear_unknown_noise"])

@@ -132,6 +132,29 @@ def test_each_term_enters_with_norm_at_most_clip_norm(values, clip_norm):
         assert np.linalg.norm(total) <= clip_norm
 
 
+@pytest.mark.parametrize("num_terms", [512, 4096, 32768])
+def test_rounding_of_a_long_sum_stays_within_the_price(num_terms):
+    """Terms that are all alike err the most; one of them is taken away or turned round."""
+    rng = np.random.default_rng(num_terms)
+    for _ in range(5):
+        values = np.tile(rng.normal(size=20), (num_terms, 1)) + 0.05 * rng.normal(size=(num_terms, 20))
+        whole = np.ones(num_terms, dtype=bool)
+        place = rng.integers(num_terms)
+        turned, without = values.copy(), whole.copy()
+        turned[place] *= -1
+        without[place] = False
+        total = np.asarray(compiled_sum(values, whole, 0.1), dtype=np.float64)
+        assert np.linalg.norm(total - np.asarray(compiled_sum(turned, whole, 0.1))) <= 0.2
+        assert np.linalg.norm(total - np.asarray(compiled_sum(values, without, 0.1))) <= 0.1
+
+
+def test_a_step_aims_below_the_clip_norm_by_what_its_sum_may_err():
+    inputs = open_steps(a_door(), PLAN).inputs
+    width = inputs.mask.shape[1]
+    assert inputs.aim(1.0) == pytest.approx(1 / (1 + width / 2**20), rel=1e-12)
+    assert inputs.aim(1.0, 3) == pytest.approx(1 / (1 + 3 * width / 2**20), rel=1e-12)
+
+
 @given(terms)
 def test_a_masked_or_non_finite_term_contributes_zero(values):
     mask = np.array([True, False, True, True])

@@ -168,5 +168,13 @@ def test_a_finished_run_keeps_no_state(tmp_path):
     assert not list(run.path.glob("checkpoint*"))
 
 
+def test_an_unfinished_run_does_not_lose_its_state(tmp_path):
+    run = new_run(tmp_path)
+    run.save_step(state_at(1), 1, {})
+    with pytest.raises(AssertionError):
+        run.remove_state()
+    assert run.load_step(TEMPLATE)[1] == 1
+
+
 def test_trees_of_the_engine_are_plain_arrays():
     assert all(isinstance(leaf, (int, np.ndarray)) for leaf in jax.tree.leaves(state_at(1)))

@@ -133,6 +133,8 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
         )
         if posterior.provenance.get("method") not in NOISE_AWARE:
             console.print(NOISE_NOTE, highlight=False)
+        if skipped := posterior.provenance.get("visits_without_effect"):
+            console.print(f"{skipped} visits had no effect: with this much noise q would have run away.", style="red")
     else:
         console.print(Text(str(privacy["stamp"]), style="bold red"))
     console.print(Text(f"Next: silobayes report {out}; silobayes verify {out}"))

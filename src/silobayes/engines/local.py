@@ -106,9 +106,11 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
         - a changed study or other rows counts are refused
         - a resumed run remembers the site's own ledger
         - an unfinished run that lost a ledger is refused
+        - a run that died after its certificate loses its private state
     """
     directory = RunDirectory.open(Path(out), inputs.study.hash)
     if directory.is_finished:
+        directory.remove_state()
         return Posterior.load(directory.path, model=inputs.model)
     sizes = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
     if sizes != [(silo.name, silo.num_rows) for silo in inputs.silos]:
@@ -166,6 +168,8 @@ def _go_on(
         certificate = _certificate(inputs, settings, budget, doors, directory, account)
         if released := method.released(state):
             certificate["released"] = released
+        if skipped := state.step - state.server.round_index:
+            certificate["visits_without_effect"] = skipped  # q would have run away
         eta = method.eta(state)
         posterior = Posterior(
             family=method.solver.family, eta=eta, names=inputs.names, model=inputs.model, provenance=certificate

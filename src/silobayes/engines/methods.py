@@ -12,8 +12,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from silobayes.core.errors import InvalidInput
 from silobayes.engines.aggregation import Aggregator
 from silobayes.engines.buckets import Buckets
 from silobayes.engines.solvers import LocalSolver
@@ -29,6 +31,10 @@ from silobayes.privacy.relation import Relation
 from silobayes.protocols import dp_pvi, pvi
 from silobayes.protocols.schedule import Visit, visits_per_client
 
+# In units of the prior's standard deviation: a weight of a network beyond it is noise.
+_FARTHEST_MEAN = 10.0
+# Of a natural parameter that float32 code can still work with.
+_LARGEST = 1e30
 # An asynchronous client may answer to a broadcast of so many steps ago.
 _MAX_LAG = 3
 
@@ -141,6 +147,15 @@ class AbstractMethod(abc.ABC):
             prior, up = self._prior_step(state.prior, pvi.broadcast(state.server), call)
             total = pvi.Upload(d_eta=total.d_eta + up.d_eta)
         server = pvi.server_step(state.server, total)
+        if not _is_usable(server.eta_q):
+            if not doors:
+                fix = "Lower protocol.damping and take more rounds, or make model.options.prior_stddev smaller."
+                raise InvalidInput(
+                    "protocol.damping", "a q that stays finite", f"one that ran away in visit {call.index}", fix
+                )
+            # The visit counts as made and changes nothing: what was paid for before is not lost. That depends on
+            # released numbers only.
+            clients, server, prior = state.clients, state.server, state.prior
         counts = self.averages and 2 * (state.step + 1) > len(self.visits)
         return RunState(
             step=state.step + 1,
@@ -321,7 +336,7 @@ class PerturbedMethod(AbstractMethod):
     def usable(self, eta: GaussianEta, state: RunState, weights: np.ndarray) -> GaussianEta:
         """See `AbstractMethod`: the posterior given a noisy sum of factors."""
         if self._is_network:
-            return super().usable(eta, state, weights)
+            return self._within_reach(super().usable(eta, state, weights))
         multipliers = np.array(self.noise_multipliers)
         variances = np.array([np.sum(multipliers[list(visit.clients)] ** 2) for visit in self.visits[: len(weights)]])
         size = self.damping * float(np.sqrt(weights**2 @ variances / self.num_shares))
@@ -334,6 +349,15 @@ class PerturbedMethod(AbstractMethod):
             quadratic_std=size * clip_norms[-1] * self.ball.scales[1],
         )
         return pvi.to_single(posterior)
+
+    def _within_reach(self, eta_q: GaussianEta) -> GaussianEta:
+        """The same with means that noise alone can have moved so far at the edge of what the prior thinks possible.
+
+        Changes are clipped around these means, so that the noise of precisions moves them in proportion: where it is
+        large they would grow from visit to visit.
+        """
+        edge = _FARTHEST_MEAN * self.solver.model.prior_stddev * -2 * eta_q.quadratic  # type: ignore[attr-defined]
+        return eqx.tree_at(lambda eta: eta.linear, eta_q, jnp.clip(eta_q.linear, -edge, edge))
 
     def _ball_at(self, eta_q: GaussianEta) -> dp_pvi.Ball:
         if not self._is_network:
@@ -348,6 +372,11 @@ class PerturbedMethod(AbstractMethod):
     @property
     def _is_network(self) -> bool:
         return isinstance(self.solver.model, AbstractMLP)
+
+
+def _is_usable(eta: GaussianEta) -> bool:
+    """Finite, and with room to multiply in float32."""
+    return all(bool(np.all(np.abs(leaf) <= _LARGEST)) for leaf in jax.tree.leaves(eta))
 
 
 def no_change(ball: dp_pvi.Ball, family: GaussianFamily) -> Bounded:

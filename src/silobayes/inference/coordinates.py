@@ -40,6 +40,13 @@ class Projection(NamedTuple):
     pull: Callable[[Float[Array, " n"], Float[Array, " n"]], Float[Array, " coordinates"]]
 
 
+class PulledRows(NamedTuple):
+    """Norms of rows' gradients in coordinates, and their weighted sums; a row of weight 0 may hold anything."""
+
+    norms: Float[Array, " n"]
+    weighted_sum: Callable[[Float[Array, " n"]], Float[Array, " coordinates"]]
+
+
 class AbstractPoint(eqx.Module):
     """A Gaussian q in coordinates."""
 
@@ -59,8 +66,8 @@ class AbstractPoint(eqx.Module):
         """Moments and chain rule of `x @ theta`."""
 
     @abc.abstractmethod
-    def squared_norms(self, gradients: Float[Array, "n dim"], e: Float[Array, " dim"]) -> Float[Array, " n"]:
-        """Squared norms, in these coordinates, of rows' gradients with respect to theta at the draw e."""
+    def pull_rows(self, gradients: Float[Array, "n dim"], e: Float[Array, " dim"]) -> PulledRows:
+        """Rows' gradients with respect to theta at the draw e, in these coordinates."""
 
     @abc.abstractmethod
     def pull(self, gradient: Float[Array, " dim"], e: Float[Array, " dim"]) -> Float[Array, " coordinates"]:
@@ -110,9 +117,12 @@ class MeanFieldPoint(AbstractPoint):
         """The derivative of theta in log s."""
         return jnp.exp(self.log_stddev) * e
 
-    def squared_norms(self, gradients: Float[Array, "n dim"], e: Float[Array, " dim"]) -> Float[Array, " n"]:
+    def pull_rows(self, gradients: Float[Array, "n dim"], e: Float[Array, " dim"]) -> PulledRows:
         """See `AbstractPoint`."""
-        return gradients**2 @ (1 + self.scaled(e) ** 2)
+        return PulledRows(
+            norms=jnp.sqrt(gradients**2 @ (1 + self.scaled(e) ** 2)),
+            weighted_sum=lambda weights: self.pull(_weighted(weights, gradients), e),
+        )
 
     def pull(self, gradient: Float[Array, " dim"], e: Float[Array, " dim"]) -> Float[Array, " coordinates"]:
         """See `AbstractPoint`."""
@@ -167,9 +177,16 @@ class FullPoint(AbstractPoint):
             pull=lambda a, b: jnp.concatenate([a @ x, _lower((h * b[:, None]).T @ h)]),
         )
 
-    def squared_norms(self, gradients: Float[Array, "n dim"], e: Float[Array, " dim"]) -> Float[Array, " n"]:
+    def pull_rows(self, gradients: Float[Array, "n dim"], e: Float[Array, " dim"]) -> PulledRows:
         """The gradient in A is the lower triangle of (L'g) e'."""
-        return (gradients**2).sum(axis=1) + (gradients @ self.factor) ** 2 @ jnp.cumsum(e**2)
+        # Sums are of the very L'g whose norm is taken: L' times a sum would round otherwise where it cancels.
+        turned = gradients @ self.factor
+
+        def weighted_sum(weights: Float[Array, " n"]) -> Float[Array, " coordinates"]:
+            return jnp.concatenate([_weighted(weights, gradients), _lower(jnp.outer(_weighted(weights, turned), e))])
+
+        norms = jnp.sqrt((gradients**2).sum(axis=1) + turned**2 @ jnp.cumsum(e**2))
+        return PulledRows(norms=norms, weighted_sum=weighted_sum)
 
     def pull(self, gradient: Float[Array, " dim"], e: Float[Array, " dim"]) -> Float[Array, " coordinates"]:
         """See `AbstractPoint`."""
@@ -213,6 +230,10 @@ def num_coordinates(family: GaussianFamily) -> int:
     if len(family.event_shape) != 1:
         raise InvalidInput("family", "a Gaussian over a vector", family, "Use event_shape=(model.dim,).")
     return 2 * family.event_shape[0]
+
+
+def _weighted(weights: Float[Array, " n"], terms: Float[Array, "n dim"]) -> Float[Array, " dim"]:
+    return weights @ jnp.where(weights[:, None] > 0, terms, 0.0)
 
 
 def _lower(matrix: Float[Array, "dim dim"]) -> Float[Array, " entries"]:

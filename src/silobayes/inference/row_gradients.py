@@ -4,7 +4,7 @@ Three paths, one result: GLMs by expected derivatives in the scalar linear predi
 by ghost norms (PERFORMANCE 2), everything else by `vmap(grad)` with respect to the drawn theta, never per coordinate.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num
 
-from silobayes.inference.coordinates import AbstractPoint, MeanFieldPoint
+from silobayes.inference.coordinates import AbstractPoint, MeanFieldPoint, PulledRows
 from silobayes.inference.rows import Rows, slots_of_units
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.models.layered import AbstractLayeredModel
@@ -84,8 +84,10 @@ def batch_gradient(
     # A slot beyond the array is empty; plain indexing would silently read the last row instead.
     mask = mask & rows.present.at[slots].get(mode="fill", fill_value=False)
     own_lengths = None if lengths is None else lengths[slots]
-    gradients = row_gradients(model, point, e, rows.x[slots], rows.y[slots], own_lengths)
-    return clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
+    # Some devices multiply float32 matrices with the digits of bfloat16 unless told otherwise: norms would be wrong.
+    with jax.default_matmul_precision("highest"):
+        gradients = row_gradients(model, point, e, rows.x[slots], rows.y[slots], own_lengths)
+        return clipped_gradient(gradients, mask, clip_norm, clipping, rows_per_unit)
 
 
 def clipped_gradient(
@@ -167,35 +169,34 @@ def _layered(
         inputs**2 @ scale for inputs, scale in zip(passes.inputs, model.matrices(1 + point.scaled(e) ** 2), strict=True)
     ]
 
-    def norms_of(d_output: Float[Array, "n outputs"]) -> Float[Array, " n"]:
-        back = model.backward(theta, passes, d_output)
+    # With one output the gradient is the score times that of the output: one backward pass serves every label.
+    is_scalar = model.widths[-1] == 1
+    back = model.backward(theta, passes, jnp.ones_like(scores) if is_scalar else scores)
+
+    def norms_of(back: Sequence[Float[Array, "n width_out"]]) -> Float[Array, " n"]:
         return jnp.sqrt(sum((spread * t**2).sum(axis=1) for spread, t in zip(spreads, back, strict=True)))
 
     def weighted_sum(weights: Float[Array, " n"]) -> Float[Array, " coordinates"]:
+        # Of the very numbers whose norm was taken: where weights of the network cancel, a second pass through it, with
+        # the rows' weights inside, would round to something longer.
         in_use = weights[:, None] > 0
-        back = model.backward(theta, passes, jnp.where(in_use, weights[:, None] * scores, 0.0))
+        factors = weights[:, None] * scores if is_scalar else weights[:, None]
         parts = [
-            jnp.where(in_use, inputs, 0.0).T @ jnp.where(in_use, t, 0.0)
+            jnp.where(in_use, inputs, 0.0).T @ jnp.where(in_use, factors * t, 0.0)
             for inputs, t in zip(passes.inputs, back, strict=True)
         ]
         return point.pull(model.flatten(parts), e)
 
-    if model.widths[-1] == 1:
-        # With one output the gradient is the score times that of the output: one backward pass serves every label.
-        unit = norms_of(jnp.ones_like(passes.output))
-        norms = jnp.abs(scores[:, 0]) * unit
-        labels = () if model.worst_labels is None else model.worst_labels
-        others = [model.output_scores(passes.output, jnp.full(y.shape, label, y.dtype))[:, 0] for label in labels]
-        worst_norms = jnp.stack([jnp.abs(score) * unit for score in others]).max(axis=0) if others else norms
-        return RowGradients(norms=norms, worst_norms=worst_norms, weighted_sum=weighted_sum)
-    norms = norms_of(scores)
-    assert model.worst_labels is not None
-    worst_norms = jnp.stack(
-        [
-            norms_of(model.output_scores(passes.output, jnp.full(y.shape, label, y.dtype)))
-            for label in model.worst_labels
-        ]
-    ).max(axis=0)
+    def scores_of(label: float) -> Float[Array, "n outputs"]:
+        return model.output_scores(passes.output, jnp.full(y.shape, label, y.dtype))
+
+    norms, labels = norms_of(back), model.worst_labels or ()
+    if is_scalar:
+        worst = [jnp.abs(scores_of(label)[:, 0]) * norms for label in labels]
+        norms = jnp.abs(scores[:, 0]) * norms
+    else:
+        worst = [norms_of(model.backward(theta, passes, scores_of(label))) for label in labels]
+    worst_norms = jnp.stack(worst).max(axis=0) if worst else norms
     return RowGradients(norms=norms, worst_norms=worst_norms, weighted_sum=weighted_sum)
 
 
@@ -204,18 +205,10 @@ def _generic(
 ) -> RowGradients:
     theta = point.sample(e)
 
-    def gradients_and_norms(label: Num[Array, " n"]) -> tuple[Array, Array]:
-        gradients = jax.vmap(jax.grad(model.log_likelihood), in_axes=(None, 0, 0))(theta, x, label)
-        return gradients, jnp.sqrt(point.squared_norms(gradients, e))
+    def pulled(label: Num[Array, " n"]) -> PulledRows:
+        return point.pull_rows(jax.vmap(jax.grad(model.log_likelihood), in_axes=(None, 0, 0))(theta, x, label), e)
 
-    gradients, norms = gradients_and_norms(y)
-
-    def weighted_sum(weights: Float[Array, " n"]) -> Float[Array, " coordinates"]:
-        return point.pull(weights @ jnp.where(weights[:, None] > 0, gradients, 0.0), e)
-
-    worst_norms = norms
-    if model.worst_labels is not None:
-        worst_norms = jnp.stack(
-            [gradients_and_norms(jnp.full(y.shape, label, y.dtype))[1] for label in model.worst_labels]
-        ).max(axis=0)
-    return RowGradients(norms=norms, worst_norms=worst_norms, weighted_sum=weighted_sum)
+    own = pulled(y)
+    worst = [pulled(jnp.full(y.shape, label, y.dtype)).norms for label in model.worst_labels or ()]
+    worst_norms = jnp.stack(worst).max(axis=0) if worst else own.norms
+    return RowGradients(norms=own.norms, worst_norms=worst_norms, weighted_sum=own.weighted_sum)

@@ -39,10 +39,17 @@ __all__ = [
 ]
 
 Reader = Callable[[str, object], Any]
+# Products of its square and of a row's largest features are then finite in float32.
+_WIDEST_PRIOR = 1e6
 
 
 def _positive(key: str, value: object) -> float:
     return require_number(key, value, above=0.0, fix="Pass a positive number.")
+
+
+def _prior_stddev(key: str, value: object) -> float:
+    fix = "Features lie within a few units; a prior this wide knows nothing already."
+    return require_number(key, value, above=0.0, at_most=_WIDEST_PRIOR, fix=fix)
 
 
 def _count(key: str, value: object) -> int:
@@ -59,7 +66,7 @@ def _widths(key: str, value: object) -> tuple[int, ...]:
     return tuple(require_count(key, width, at_least=1, fix="Pass positive widths.") for width in value)
 
 
-_PRIOR = {"prior_stddev": _positive}
+_PRIOR = {"prior_stddev": _prior_stddev}
 # The options of each kind that a study file may set; those without a default in the class are required.
 MODELS: dict[str, tuple[Callable[..., AbstractModel], dict[str, Reader]]] = {
     "linear_regression": (LinearRegression, {"noise_stddev": _positive, **_PRIOR}),

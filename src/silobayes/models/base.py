@@ -111,6 +111,10 @@ class AbstractGaussianPriorModel(AbstractModel):
         """The prior, exactly."""
         return isotropic_eta(family, jnp.zeros(self.dim), self.prior_stddev)
 
+    def prior_start(self, family: GaussianFamily) -> GaussianEta:
+        """The prior, but no wider than 1: likelihoods of draws from a wide one overflow, or have no slope left."""
+        return isotropic_eta(family, jnp.zeros(self.dim), min(self.prior_stddev, 1.0))
+
     def log_prior(self, theta: Float[Array, " dim"]) -> Float[Array, ""]:
         """See `AbstractModel`."""
         return jnp.sum(jax.scipy.stats.norm.logpdf(theta, scale=self.prior_stddev))
@@ -158,8 +162,8 @@ class AbstractGLM(AbstractGaussianPriorModel):
         return self.pointwise(x_row @ theta, y_row)
 
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
-        """The prior."""
-        return self.prior_eta(family)
+        """See `prior_start`."""
+        return self.prior_start(family)
 
     def score_bound(self, f: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Largest |d/df log p(y|f)| over all labels; infinite if labels are not bounded."""

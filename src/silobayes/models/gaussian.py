@@ -53,8 +53,8 @@ class GaussianMean(AbstractGaussianPriorModel):
         return -0.5 * standardised @ standardised - self.dim * (math.log(self.noise_stddev) + _HALF_LOG_2PI)
 
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
-        """The prior."""
-        return self.prior_eta(family)
+        """See `prior_start`."""
+        return self.prior_start(family)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """The mean, for every row."""
@@ -106,8 +106,8 @@ class GaussianMeanCovariance(AbstractGaussianPriorModel):
         return log_det - 0.5 * standardised @ standardised - self.num_features * _HALF_LOG_2PI
 
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
-        """The prior."""
-        return self.prior_eta(family)
+        """See `prior_start`."""
+        return self.prior_start(family)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """The mean, for every row."""

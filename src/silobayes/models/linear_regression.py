@@ -104,8 +104,8 @@ class LinearRegressionUnknownNoise(AbstractGaussianPriorModel):
         return -0.5 * residual**2 - theta[-1] - _HALF_LOG_2PI
 
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
-        """The prior."""
-        return self.prior_eta(family)
+        """See `prior_start`."""
+        return self.prior_start(family)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""

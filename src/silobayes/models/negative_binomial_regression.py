@@ -110,8 +110,8 @@ class NegativeBinomialRegressionUnknownConcentration(AbstractGaussianPriorModel)
         return _log_mass(x_row @ theta[:-1], y_row, theta[-1])
 
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
-        """The prior."""
-        return self.prior_eta(family)
+        """See `prior_start`."""
+        return self.prior_start(family)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""

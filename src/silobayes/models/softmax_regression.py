@@ -48,8 +48,8 @@ class SoftmaxRegression(AbstractLayeredModel):
         return class_log_likelihood(output, y_row)
 
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
-        """The prior."""
-        return self.prior_eta(family)
+        """See `prior_start`."""
+        return self.prior_start(family)
 
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n classes"]:
         """Probability of each class."""

@@ -166,7 +166,7 @@ def _gradients(
         return jax.vmap(whole)(group.rows), None
 
     def message(rows: Rows, own: Step, clip_norm: Array, rate: Array) -> tuple[Array, Any]:
-        batch = (own.indices, own.mask, clip_norm, clipping, rows_per_unit)
+        batch = (own.indices, own.mask, own.aim(clip_norm, rows_per_unit), clipping, rows_per_unit)
         released, seen = own.release(batch_gradient(model, point, e, rows, *batch))
         return released / rate, seen
 

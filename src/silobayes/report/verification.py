@@ -17,6 +17,7 @@ Guarantees:
     A charge for other neighbours or another unit than the study's is noticed.
     A silo that released and is not certified is noticed.
     More releases than were paid are noticed.
+    Private state that a crash left behind is noticed.
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.ledger import Account, Ledger
 from silobayes.privacy.relation import Relation
 from silobayes.report.run_files import RunFiles
+from silobayes.runs import checkpoint
 from silobayes.study import Mode, PrivacySection, Study
 
 # A claim is a float that went through JSON, so it comes back exactly; the margin is for another machine's mathematics.
@@ -97,6 +99,7 @@ def verify(run: RunFiles) -> Verification:
     if study is None:
         return Verification(checks=tuple(checks), prices=(), says_private=says_private)
     _check_posterior(run, checks)
+    _check_private_state(run, checks)
     if study.privacy.mode is Mode.NONE:
         detail = "a run without privacy must say that it is not private"
         checks.append(Check(name="stamp", passed=not says_private, detail=detail))
@@ -131,6 +134,12 @@ def _check_posterior(run: RunFiles, checks: list[Check]) -> None:
         return
     passed = found == run.certificate.get("study_hash")
     checks.append(Check(name="posterior", passed=passed, detail="intact, and of the certified study"))
+
+
+def _check_private_state(run: RunFiles, checks: list[Check]) -> None:
+    left = [path.name for path in checkpoint.files(run.directory)]
+    detail = f"{', '.join(left)} left by a crash: `silobayes resume` removes it" if left else "none is left"
+    checks.append(Check(name="private state", passed=not left, detail=detail))
 
 
 def _check_terms(certificate: Mapping[str, Any], privacy: PrivacySection, checks: list[Check]) -> None:

@@ -81,9 +81,14 @@ def load(directory: Path, template: State, *, study_hash: str) -> tuple[State, i
     return jax.tree.unflatten(structure, leaves), body["step"], body["trace"]
 
 
+def files(directory: Path) -> list[Path]:
+    """What is there of the state of a run."""
+    return sorted(directory.glob("checkpoint*"))
+
+
 def remove(directory: Path) -> None:
     """Delete the private state of a finished run."""
-    for old in (directory / NAME, *directory.glob("checkpoint-*.npz")):
+    for old in files(directory):
         old.unlink(missing_ok=True)
 
 

@@ -155,6 +155,11 @@ class RunDirectory:
         """Write the last files and remove the private state."""
         write_json(self.path / METRICS, dict(metrics))
         write_json(self.path / CERTIFICATE, dict(certificate))
+        self.remove_state()
+
+    def remove_state(self) -> None:
+        """Remove the private state of a finished run; a process may have died before it could."""
+        assert self.is_finished, "an unfinished run needs its state"
         checkpoint.remove(self.path)
 
 
