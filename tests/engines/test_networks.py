@@ -26,8 +26,8 @@ def curved(kind: str) -> tuple[pd.DataFrame, dict]:
     return frame, {"classes": list(range(logits.shape[1]))}
 
 
-def metrics(directory, kind: str, model: dict, **protocol) -> dict[str, float]:
-    """On test rows, of four even silos."""
+def metrics(directory, kind: str, model: dict, num_silos: int = 4, **protocol) -> dict[str, float]:
+    """On test rows, of even silos."""
     frame, target = curved(kind)
     frame.iloc[NUM_ROWS:].to_csv(directory / "test.csv", index=False)
     bounds = {"a": [-1, 1], "b": [-1, 1]}
@@ -46,7 +46,7 @@ def metrics(directory, kind: str, model: dict, **protocol) -> dict[str, float]:
             "protocol": protocol,
         }
     )
-    silos = {f"silo-{k}": frame.iloc[k:NUM_ROWS:4] for k in range(4)}
+    silos = {f"silo-{k}": frame.iloc[k:NUM_ROWS:num_silos] for k in range(num_silos)}
     fit(study, silos, out=directory / model["kind"])
     return json.loads((directory / model["kind"] / "metrics.json").read_text())["metrics"]
 
@@ -71,3 +71,11 @@ def test_a_small_network_with_defaults_beats_its_linear_counterpart(kind, linear
 def test_a_network_with_full_covariance_takes_enough_steps(tmp_path):
     model = {"kind": "mlp", "options": {"hidden": [8], "noise_stddev": 0.3}}
     assert metrics(tmp_path, "real", model, posterior="full")["rmse"] < 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["real", "binary"])
+def test_a_network_of_sixty_silos_does_not_run_away(kind, tmp_path):
+    options = {"hidden": [8], **({"noise_stddev": 0.3} if kind == "real" else {})}
+    of_many = metrics(tmp_path, kind, {"kind": "mlp", "options": options}, num_silos=60)
+    assert of_many["log_likelihood"] > {"real": -0.6, "binary": -0.6}[kind]
