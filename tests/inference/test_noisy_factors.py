@@ -42,7 +42,7 @@ def test_without_noise_it_is_the_sum_itself(kind, size):
 
 
 @KINDS
-def test_where_noise_is_large_it_is_the_prior(kind):
+def test_where_noise_on_the_linear_part_is_large_it_is_the_prior(kind):
     prior = prior_of(kind)
     raw = prior + factor_of(kind, 1.0)
     answer = noise_aware(raw, prior, linear_std=1e5, quadratic_std=1e-3)
