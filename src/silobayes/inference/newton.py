@@ -17,6 +17,7 @@ are therefore capped until the mean is about right.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,13 +28,15 @@ from silobayes.families import FullGaussianEta, MeanFieldGaussianEta
 from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, GaussianEta, GaussianFamily
 
-# Usually five to eight are enough; a log rate that starts too high comes down by 1 in each.
+# Usually five to twelve are enough; a log rate that starts too high comes down by 1 in each.
 _MOST_ITERATIONS = 60
+_UNDAMPED_ITERATIONS = 8
+_LEAST_CURVATURE = 1e-12
 _MOST_HALVINGS = 40
 # An improper cavity is first projected onto precisions of at least this.
 _FLOOR = 1e-6
-# Of a row's linear predictor, while the mean is still further away than `_NEAR`.
-_VARIANCE_CAP = 1.0
+# Of a row's linear predictor, while steps are longer than `_NEAR`.
+_VARIANCE_CAP = 4.0
 # Squared lengths of a step, in standard deviations of q.
 _NEAR = 1.0
 _ARRIVED = 1e-6
@@ -43,11 +46,12 @@ _SAME_PREDICTOR = 1e-6
 
 
 class _State(NamedTuple):
-    """The precision is that of the last mean; `variance` is what it makes of the rows' linear predictors."""
+    """The precision is made of the rows' `curvature`; `variance` is what it makes of their linear predictors."""
 
     iteration: Int[Array, ""]
     mean: Float[Array, " d"]
     precision: Float[Array, "..."]
+    curvature: Float[Array, " n"]
     variance: Float[Array, " n"]
     cap: Float[Array, ""]
     arrived: Bool[Array, ""]
@@ -80,11 +84,17 @@ def maximise_glm(
         )
 
     def body(state: _State) -> _State:
-        predictor, variance = rows.x @ state.mean, jnp.minimum(state.variance, state.cap)
-        score, curvature = scores(predictor, variance)
-        gradient = score @ rows.x - solve.cavity_slope(state.mean)
+        predictor = rows.x @ state.mean
+        _, curvature = scores(predictor, jnp.minimum(state.variance, state.cap))
+        # Mean and variances may answer each other in circles; the geometric mean of two rounds ends that. From zero
+        # it could not rise again.
+        damped = jnp.sqrt(jnp.maximum(curvature, _LEAST_CURVATURE) * jnp.maximum(state.curvature, _LEAST_CURVATURE))
+        curvature = jnp.where(state.iteration < _UNDAMPED_ITERATIONS, curvature, damped)
         precision = solve.precision(curvature)
-        direction, next_variance = solve.direction_and_variances(curvature, precision, gradient)
+        solver, next_variance = solve.solver_and_variances(curvature, precision)
+        variance = jnp.minimum(next_variance, state.cap)
+        gradient = scores(predictor, variance)[0] @ rows.x - solve.cavity_slope(state.mean)
+        direction = solver(gradient)
         moved = rows.x @ direction
 
         def slope(share: Float[Array, ""]) -> Float[Array, ""]:
@@ -100,6 +110,7 @@ def maximise_glm(
             iteration=state.iteration + 1,
             mean=state.mean + share * direction,
             precision=precision,
+            curvature=curvature,
             variance=next_variance,
             cap=jnp.where((step <= _NEAR) | still, jnp.inf, state.cap),
             arrived=same & ((step <= _ARRIVED) | still),
@@ -110,6 +121,7 @@ def maximise_glm(
         iteration=jnp.zeros((), jnp.int32),
         mean=family.to_standard(eta_start).mean,  # type: ignore[arg-type]
         precision=precision,
+        curvature=jnp.zeros_like(weights),
         variance=solve.variances(precision),
         cap=jnp.full((), _VARIANCE_CAP, rows.x.dtype),
         arrived=jnp.zeros((), bool),
@@ -156,10 +168,10 @@ class _MeanField:
     def diagonal(self, precision: Float[Array, " d"]) -> Float[Array, " d"]:
         return precision
 
-    def direction_and_variances(
-        self, curvature: Float[Array, " n"], precision: Float[Array, " d"], slope: Float[Array, " d"]
-    ) -> tuple[Float[Array, " d"], Float[Array, " n"]]:
-        return self._direction(curvature, slope), self.variances(precision)
+    def solver_and_variances(
+        self, curvature: Float[Array, " n"], precision: Float[Array, " d"]
+    ) -> tuple[Callable[[Array], Array], Float[Array, " n"]]:
+        return partial(self._direction, curvature), self.variances(precision)
 
     def _direction(self, curvature: Float[Array, " n"], slope: Float[Array, " d"]) -> Float[Array, " d"]:
         """`(D + X'WX)^-1 slope`; shards of few rows go through the small matrix (Woodbury)."""
@@ -198,12 +210,12 @@ class _Full:
     def diagonal(self, precision: Float[Array, "d d"]) -> Float[Array, " d"]:
         return jnp.diagonal(precision)
 
-    def direction_and_variances(
-        self, curvature: Float[Array, " n"], precision: Float[Array, "d d"], slope: Float[Array, " d"]
-    ) -> tuple[Float[Array, " d"], Float[Array, " n"]]:
+    def solver_and_variances(
+        self, curvature: Float[Array, " n"], precision: Float[Array, "d d"]
+    ) -> tuple[Callable[[Array], Array], Float[Array, " n"]]:
         """The precision is the curvature of the mean, so that one factor serves both."""
         factor = jnp.linalg.cholesky(precision)
-        return jax.scipy.linalg.cho_solve((factor, True), slope), self._variances(factor)
+        return partial(jax.scipy.linalg.cho_solve, (factor, True)), self._variances(factor)
 
     def eta(self, mean: Float[Array, " d"], precision: Float[Array, "d d"]) -> FullGaussianEta:
         return FullGaussianEta(linear=precision @ mean, quadratic=-0.5 * precision)
