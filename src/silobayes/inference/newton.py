@@ -86,10 +86,11 @@ def maximise_glm(
     def body(state: _State) -> _State:
         predictor = rows.x @ state.mean
         _, curvature = scores(predictor, jnp.minimum(state.variance, state.cap))
-        # Mean and variances may answer each other in circles; the geometric mean of two rounds ends that. From zero
-        # it could not rise again.
-        damped = jnp.sqrt(jnp.maximum(curvature, _LEAST_CURVATURE) * jnp.maximum(state.curvature, _LEAST_CURVATURE))
-        curvature = jnp.where(state.iteration < _UNDAMPED_ITERATIONS, curvature, damped)
+        # Mean and variances may answer each other in circles: the longer they do, the less a new curvature counts.
+        # Geometric, because counts' curvatures range over many powers; from zero it could not rise again.
+        damping = jnp.minimum(1.0, _UNDAMPED_ITERATIONS / (1.0 + state.iteration))
+        new, old = (jnp.maximum(part, _LEAST_CURVATURE) for part in (curvature, state.curvature))
+        curvature = jnp.where(damping < 1, new**damping * old ** (1 - damping), curvature)
         precision = solve.precision(curvature)
         solver, next_variance = solve.solver_and_variances(curvature, precision)
         variance = jnp.minimum(next_variance, state.cap)
@@ -105,7 +106,7 @@ def maximise_glm(
         step = share * gradient @ direction
         still = jnp.max(jnp.abs(share * moved)) <= _SAME_PREDICTOR * jnp.maximum(1.0, jnp.max(jnp.abs(predictor)))
         change = jnp.abs(solve.diagonal(precision) / solve.diagonal(state.precision) - 1)
-        same = (jnp.max(change) <= _SAME_PRECISION) & jnp.isinf(state.cap)
+        same = (jnp.max(change) <= damping * _SAME_PRECISION) & jnp.isinf(state.cap)
         return _State(
             iteration=state.iteration + 1,
             mean=state.mean + share * direction,
