@@ -10,21 +10,51 @@ the expected curvature w of each row, the optimum satisfies
 and the mean is a zero of `X' a - (Lambda_cavity mean - linear_cavity)`, found with curvature `Lambda_cavity + X'WX`. A
 few iterations reach float accuracy where Adam needs hundreds of steps and a step size. That matters for small shards:
 their change of the natural parameters is precision times a small movement of the mean, which inaccuracy would drown.
+
+For fixed variances the free energy is concave in the mean, and the step is shortened until it surely climbs. For
+variances there is no such safeguard: under a wide q a bounded score has no curvature left, so that q stays wide. They
+are therefore capped until the mean is about right.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from silobayes.families import FullGaussianEta, MeanFieldGaussianEta
 from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, GaussianEta, GaussianFamily
 
-_ITERATIONS = 8
+# Usually five to twelve are enough; a log rate that starts too high comes down by 1 in each.
+_MOST_ITERATIONS = 60
+_UNDAMPED_ITERATIONS = 8
+_LEAST_CURVATURE = 1e-12
+_MOST_HALVINGS = 40
 # An improper cavity is first projected onto precisions of at least this.
 _FLOOR = 1e-6
-# Of Newton's step; the last one tells the slope where it starts.
-_SHARES = jnp.array([1.0, 0.5, 0.2, 0.05, 0.0])
+# Of a row's linear predictor, while steps are longer than `_NEAR`.
+_VARIANCE_CAP = 4.0
+# Squared lengths of a step, in standard deviations of q.
+_NEAR = 1.0
+_ARRIVED = 1e-6
+# Relative change of the precisions, and of linear predictors, that counts as none.
+_SAME_PRECISION = 1e-4
+_SAME_PREDICTOR = 1e-6
+
+
+class _State(NamedTuple):
+    """The precision is made of the rows' `curvature`; `variance` is what it makes of their linear predictors."""
+
+    iteration: Int[Array, ""]
+    mean: Float[Array, " d"]
+    precision: Float[Array, "..."]
+    curvature: Float[Array, " n"]
+    variance: Float[Array, " n"]
+    cap: Float[Array, ""]
+    arrived: Bool[Array, ""]
 
 
 def maximise_glm(
@@ -39,6 +69,7 @@ def maximise_glm(
 
     Guarantees:
         - it is the optimum of a long gradient ascent
+        - large counts, wide priors and starts far out do not change that
         - the result is proper even if the cavity is not
     """
     weights = tempering * rows.present.astype(rows.x.dtype)
@@ -52,35 +83,72 @@ def maximise_glm(
             weights > 0, weights * jnp.maximum(-bend, 0.0), 0.0
         )
 
-    def narrower(state: tuple[Array, Array]) -> Array:
-        mean, precision = state
-        return solve.precision(scores(rows.x @ mean, solve.variances(precision))[1])
-
-    def body(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-        mean, precision = state
-        precision = narrower((mean, precision))
-        predictor, variance = rows.x @ mean, solve.variances(precision)
-        score, curvature = scores(predictor, variance)
-        direction = solve.direction(curvature, score @ rows.x - solve.cavity_slope(mean))
+    def body(state: _State) -> _State:
+        predictor = rows.x @ state.mean
+        _, curvature = scores(predictor, jnp.minimum(state.variance, state.cap))
+        # Mean and variances may answer each other in circles: the longer they do, the less a new curvature counts.
+        # Geometric, because counts' curvatures range over many powers; from zero it could not rise again.
+        damping = jnp.minimum(1.0, _UNDAMPED_ITERATIONS / (1.0 + state.iteration))
+        new, old = (jnp.maximum(part, _LEAST_CURVATURE) for part in (curvature, state.curvature))
+        curvature = jnp.where(damping < 1, new**damping * old ** (1 - damping), curvature)
+        precision = solve.precision(curvature)
+        solver, next_variance = solve.solver_and_variances(curvature, precision)
+        variance = jnp.minimum(next_variance, state.cap)
+        gradient = scores(predictor, variance)[0] @ rows.x - solve.cavity_slope(state.mean)
+        direction = solver(gradient)
         moved = rows.x @ direction
 
         def slope(share: Float[Array, ""]) -> Float[Array, ""]:
             here = scores(predictor + share * moved, variance)[0]
-            return here @ moved - direction @ solve.cavity_slope(mean + share * direction)
+            return here @ moved - direction @ solve.cavity_slope(state.mean + share * direction)
 
-        # The free energy is concave in the mean: the longest step that does not run far past its summit.
-        slopes = jax.lax.map(slope, _SHARES)
-        share = jnp.max(jnp.where(slopes >= -0.5 * jnp.abs(slopes[-1]), _SHARES, _SHARES[-2]))
-        return (mean + share * direction, precision), None
+        share = _climbing_share(slope)
+        step = share * gradient @ direction
+        still = jnp.max(jnp.abs(share * moved)) <= _SAME_PREDICTOR * jnp.maximum(1.0, jnp.max(jnp.abs(predictor)))
+        change = jnp.abs(solve.diagonal(precision) / solve.diagonal(state.precision) - 1)
+        same = (jnp.max(change) <= damping * _SAME_PRECISION) & jnp.isinf(state.cap)
+        return _State(
+            iteration=state.iteration + 1,
+            mean=state.mean + share * direction,
+            precision=precision,
+            curvature=curvature,
+            variance=next_variance,
+            cap=jnp.where((step <= _NEAR) | still, jnp.inf, state.cap),
+            arrived=same & ((step <= _ARRIVED) | still),
+        )
 
-    start = family.to_standard(eta_start)  # type: ignore[arg-type]
-    # The precisions first: under a wide q the best mean is far out, where a narrow q has no curvature left.
-    precision = jax.lax.fori_loop(
-        0, _ITERATIONS, lambda _, here: narrower((start.mean, here)), -2 * eta_start.quadratic
+    precision = -2 * eta_start.quadratic
+    state = _State(
+        iteration=jnp.zeros((), jnp.int32),
+        mean=family.to_standard(eta_start).mean,  # type: ignore[arg-type]
+        precision=precision,
+        curvature=jnp.zeros_like(weights),
+        variance=solve.variances(precision),
+        cap=jnp.full((), _VARIANCE_CAP, rows.x.dtype),
+        arrived=jnp.zeros((), bool),
     )
-    state = (start.mean, precision)
-    (mean, precision), _ = jax.lax.scan(body, state, None, length=_ITERATIONS)
-    return solve.eta(mean, precision)
+    state = jax.lax.while_loop(lambda here: ~here.arrived & (here.iteration < _MOST_ITERATIONS), body, state)
+    return solve.eta(state.mean, state.precision)
+
+
+def _climbing_share(slope: Callable[[Float[Array, ""]], Float[Array, ""]]) -> Float[Array, ""]:
+    """The longest of 1, 1/2, 1/4, ... of a step that surely climbs.
+
+    The slope of a concave function falls, so that over a share t it gains at least
+    `t/2 (slope(t/2) + slope(t))`. Here that is at least half of its first term, up to rounding errors. If 2t was
+    refused, the summit is before 2t, and t is not a short step.
+    """
+
+    def refused(state: tuple[Array, Array, Array]) -> Array:
+        share, here, halfway = state
+        return (here + 0.5 * halfway < -_ARRIVED) & (share > 0.5**_MOST_HALVINGS)
+
+    def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        share, _, halfway = state
+        return 0.5 * share, halfway, slope(0.25 * share)
+
+    whole = jnp.ones(())
+    return jax.lax.while_loop(refused, halve, (whole, slope(whole), slope(0.5 * whole)))[0]
 
 
 class _MeanField:
@@ -98,7 +166,15 @@ class _MeanField:
     def precision(self, curvature: Float[Array, " n"]) -> Float[Array, " d"]:
         return self.cavity_precision + curvature @ self.x**2
 
-    def direction(self, curvature: Float[Array, " n"], slope: Float[Array, " d"]) -> Float[Array, " d"]:
+    def diagonal(self, precision: Float[Array, " d"]) -> Float[Array, " d"]:
+        return precision
+
+    def solver_and_variances(
+        self, curvature: Float[Array, " n"], precision: Float[Array, " d"]
+    ) -> tuple[Callable[[Array], Array], Float[Array, " n"]]:
+        return partial(self._direction, curvature), self.variances(precision)
+
+    def _direction(self, curvature: Float[Array, " n"], slope: Float[Array, " d"]) -> Float[Array, " d"]:
         """`(D + X'WX)^-1 slope`; shards of few rows go through the small matrix (Woodbury)."""
         x, d = self.x, self.cavity_precision
         if x.shape[0] >= x.shape[1]:
@@ -119,8 +195,11 @@ class _Full:
         self.cavity_precision = -(cavity.quadratic + cavity.quadratic.T)
 
     def variances(self, precision: Float[Array, "d d"]) -> Float[Array, " n"]:
+        return self._variances(jnp.linalg.cholesky(precision))
+
+    def _variances(self, factor: Float[Array, "d d"]) -> Float[Array, " n"]:
         # By the small inverse: a triangular solve with a column for each row is slower.
-        covariance = jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(precision), True), jnp.eye(precision.shape[0]))
+        covariance = jax.scipy.linalg.cho_solve((factor, True), jnp.eye(factor.shape[0]))
         return ((self.x @ covariance) * self.x).sum(axis=1)
 
     def cavity_slope(self, mean: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -129,8 +208,15 @@ class _Full:
     def precision(self, curvature: Float[Array, " n"]) -> Float[Array, "d d"]:
         return self.cavity_precision + (self.x * curvature[:, None]).T @ self.x
 
-    def direction(self, curvature: Float[Array, " n"], slope: Float[Array, " d"]) -> Float[Array, " d"]:
-        return _solve(self.precision(curvature), slope)
+    def diagonal(self, precision: Float[Array, "d d"]) -> Float[Array, " d"]:
+        return jnp.diagonal(precision)
+
+    def solver_and_variances(
+        self, curvature: Float[Array, " n"], precision: Float[Array, "d d"]
+    ) -> tuple[Callable[[Array], Array], Float[Array, " n"]]:
+        """The precision is the curvature of the mean, so that one factor serves both."""
+        factor = jnp.linalg.cholesky(precision)
+        return partial(jax.scipy.linalg.cho_solve, (factor, True)), self._variances(factor)
 
     def eta(self, mean: Float[Array, " d"], precision: Float[Array, "d d"]) -> FullGaussianEta:
         return FullGaussianEta(linear=precision @ mean, quadratic=-0.5 * precision)
