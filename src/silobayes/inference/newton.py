@@ -69,7 +69,8 @@ def maximise_glm(
 
     Guarantees:
         - it is the optimum of a long gradient ascent
-        - large counts, wide priors and starts far out do not change that
+        - large counts, wide priors and starts far out do not change that (but for separable labels, or fewer rows than
+          features, under a prior of a hundred and more: there it may end before it arrives)
         - the result is proper even if the cavity is not
     """
     weights = tempering * rows.present.astype(rows.x.dtype)
