@@ -362,14 +362,10 @@ def _open_rules(study: Study, facts: PublicFacts) -> dict[str, Any]:
     """Without privacy."""
     common = _common_rules(study, facts)
     rules = {key: common[key] for key in ("rounds", "damping")}
-    is_network, num_silos = facts.start_precision is not None, len(facts.silo_rows)
-    if is_network and study.protocol.posterior is PosteriorKind.FULL:
-        rules["steps"] = 1000
-    elif (
-        not is_network
-        and facts.num_parameters <= _LARGEST_FULL
-        and study.protocol.posterior is not PosteriorKind.MEAN_FIELD
-    ):
+    is_network, num_silos, posterior = facts.start_precision is not None, len(facts.silo_rows), study.protocol.posterior
+    if is_network:
+        rules |= {"steps": 1000} if posterior is PosteriorKind.FULL else {}
+    elif facts.num_parameters <= _LARGEST_FULL and posterior is not PosteriorKind.MEAN_FIELD:
         rules |= {"posterior": PosteriorKind.FULL} | ({"rounds": 10, "damping": 0.5} if num_silos > 1 else {})
     if study.protocol.kind is not ProtocolKind.PVI:
         return rules

@@ -351,10 +351,10 @@ class PerturbedMethod(AbstractMethod):
         return pvi.to_single(posterior)
 
     def _within_reach(self, eta_q: GaussianEta) -> GaussianEta:
-        """The same with means that noise alone can have moved so far at the edge of what the prior thinks possible.
+        """The same with no mean farther out than the prior thinks possible.
 
-        Changes are clipped around these means, so that the noise of precisions moves them in proportion: where it is
-        large they would grow from visit to visit.
+        Changes are clipped around the means, so that noise on precisions moves means in proportion to their size: where
+        it is large they would grow from visit to visit.
         """
         edge = _FARTHEST_MEAN * self.solver.model.prior_stddev * -2 * eta_q.quadratic  # type: ignore[attr-defined]
         return eqx.tree_at(lambda eta: eta.linear, eta_q, jnp.clip(eta_q.linear, -edge, edge))
