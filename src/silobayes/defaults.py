@@ -13,7 +13,8 @@ an optimum.
   iteration: with k non-zero features a row, `x x' <= k diag(x^2)`, so it is stable below a damping of 2 / k.
   Networks are mean-field: after the hundred noisy steps of a visit both families are still nearly as narrow as their
   start; a mean-field q widens over the visits, a full one shrank to nothing (curved rows in four silos, dampings .2 to
-  1: rmse about 7 instead of .3). With a thousand steps it does not, so these are the default of a full one.
+  1: rmse about 7 instead of .3). With a thousand steps it does not, so these are the default of a full one, with a
+  damping of .1: with .2 and .4 it ran away in some runs, because noise of large precisions spills over to small ones.
   Where local optima are found by noisy steps, their errors add up over silos: damping times silos is at most 8, and
   rounds grow in proportion (networks and Gaussians with unknown covariance, 3,000 rows: 8 did well with 40 to 200
   silos, 16 and more ran away). Where a round visits some silos only, there are more rounds, so that each has its turn.
@@ -363,9 +364,9 @@ def _open_rules(study: Study, facts: PublicFacts) -> dict[str, Any]:
     common = _common_rules(study, facts)
     rules = {key: common[key] for key in ("rounds", "damping")}
     is_network, num_silos, posterior = facts.start_precision is not None, len(facts.silo_rows), study.protocol.posterior
-    if is_network:
-        rules |= {"steps": 1000} if posterior is PosteriorKind.FULL else {}
-    elif facts.num_parameters <= _LARGEST_FULL and posterior is not PosteriorKind.MEAN_FIELD:
+    if is_network and posterior is PosteriorKind.FULL:
+        rules |= {"steps": 1000} | ({"rounds": 40, "damping": 0.1} if num_silos > 1 else {})
+    elif not is_network and facts.num_parameters <= _LARGEST_FULL and posterior is not PosteriorKind.MEAN_FIELD:
         rules |= {"posterior": PosteriorKind.FULL} | ({"rounds": 10, "damping": 0.5} if num_silos > 1 else {})
     if study.protocol.kind is not ProtocolKind.PVI:
         return rules
