@@ -111,6 +111,11 @@ def test_prior_eta_is_the_prior_in_both_families(name):
     assert model.prior_is_gaussian
 
 
+def test_a_prior_too_wide_for_float32_is_refused():
+    with pytest.raises(InvalidInput, match="prior_stddev"):
+        build("logistic_regression", {"prior_stddev": 2e6}, num_features=3)
+
+
 def test_flatten_is_the_inverse_of_matrices():
     model = BinaryMLP(num_features=D, hidden=(20, 7))
     theta = jnp.arange(1.0, model.dim + 1)

@@ -356,8 +356,11 @@ class PerturbedMethod(AbstractMethod):
         Changes are clipped around the means, so that noise on precisions moves means in proportion to their size: where
         it is large they would grow from visit to visit.
         """
-        edge = _FARTHEST_MEAN * self.solver.model.prior_stddev * -2 * eta_q.quadratic  # type: ignore[attr-defined]
-        return eqx.tree_at(lambda eta: eta.linear, eta_q, jnp.clip(eta_q.linear, -edge, edge))
+        mean = self.solver.family.to_standard(eta_q).mean  # type: ignore[arg-type]
+        edge = _FARTHEST_MEAN * self.solver.model.prior_stddev  # type: ignore[attr-defined]
+        nearer, precision = jnp.clip(mean, -edge, edge), -2 * eta_q.quadratic
+        linear = precision @ nearer if precision.ndim == 2 else precision * nearer
+        return eqx.tree_at(lambda eta: eta.linear, eta_q, linear)
 
     def _ball_at(self, eta_q: GaussianEta) -> dp_pvi.Ball:
         if not self._is_network:

@@ -9,8 +9,7 @@ runs away. Read as an observation, `linear = precision theta + error`, whose err
 
 the posterior is closed-form given E[theta^2], and the two are iterated. Where the noise on `linear` is large it is the
 prior. Where that on `precision` dominates, its mean is the prior's but it is too narrow: a small theta explains any
-product with a noisy precision, so that E[theta^2] shrinks together with the answer. (A wider reading that gives up
-coefficients whose precision is within two standard deviations of its noise was tried: it predicted worse.)
+product with a noisy precision, so that E[theta^2] shrinks together with the answer.
 """
 
 import dataclasses
