@@ -8,7 +8,7 @@ import pytest
 from silobayes.privacy.relation import Relation
 from silobayes.privacy.sampling import PoissonSampler
 from silobayes.testing import PrivacyViolation, check_method, neighbours
-from silobayes.testing.record_replay import check_batch_law
+from silobayes.testing.laws import check_batch_law
 from tests.testing.methods import MAX_ROWS, METHODS, PLANTED, dp_sgd, make_full_rows, make_rows, survey
 
 PAIRS = 2000
@@ -63,6 +63,6 @@ def test_shuffled_epochs_do_not_follow_the_poisson_law():
     rng = np.random.default_rng(6)
     shuffled = [[(sampler, part) for part in np.split(rng.permutation(MAX_ROWS), 4)] for _ in range(100)]
     with pytest.raises(PrivacyViolation, match="not drawn as priced"):
-        check_batch_law(shuffled)
+        check_batch_law([[run] for run in shuffled])
     fresh = [[(sampler, np.flatnonzero(rng.random(MAX_ROWS) < 0.25)) for _ in range(4)] for _ in range(100)]
-    check_batch_law(fresh)
+    check_batch_law([[run] for run in fresh])

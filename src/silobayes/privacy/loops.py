@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
@@ -67,13 +68,15 @@ class StepPlan:
 
 
 class Step(eqx.Module):
-    """What one step of the loop gets; stacked along a leading axis, on the host, it is the scan's input."""
+    """What one step of the loop gets; stacked along a leading axis, on the host, it is the scan's input.
+
+    `replayed` is there for record/replay only: a release to feed back, or NaN where it is drawn and recorded.
+    """
 
     indices: Int[Array | np.ndarray, "*steps batch"]
     mask: Bool[Array | np.ndarray, "*steps batch"]
     noise: Float[Array | np.ndarray, "*steps dim"]
     replayed: Float[Array | np.ndarray, "*steps dim"] | None = None
-    record: bool = eqx.field(static=True, default=False)
 
     def aim(self, clip_norm: ArrayLike, rows_per_unit: int = 1) -> Float[ArrayLike, ""]:
         """The norm to clip to, so that what rounding adds to the sum over the batch is within `clip_norm` too."""
@@ -81,8 +84,13 @@ class Step(eqx.Module):
 
     def release(self, total: Float[Array, " dim"]) -> tuple[Float[Array, " dim"], tuple | None]:
         """The noisy sum, and what a recorder may see (None in a normal run: the pre-noise sum never leaves)."""
-        released = total + self.noise if self.replayed is None else jnp.asarray(self.replayed)
-        return released, ((total, released) if self.record else None)
+        if self.replayed is None:
+            return total + self.noise, None
+        # One program draws and replays, and the barrier makes it use the very number that it shows: otherwise two
+        # compilations may round differently, and a replay could not be compared to the last bit.
+        drawn = jax.lax.optimization_barrier(total + self.noise)
+        released = jnp.where(jnp.isnan(self.replayed), drawn, self.replayed)
+        return released, (total, released)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,13 +122,10 @@ def open_steps(door: Door, plan: StepPlan) -> Steps:
     draws = door.draws.loop(plan.sampler, plan.dimension, event)
     np.multiply(draws.noise, np.float32(event.std), out=draws.noise)  # in place: a second array takes longer to get
     indices, mask = _padded(draws.batches, plan.sampler)
-    inputs = Step(
-        indices=indices,
-        mask=mask,
-        noise=draws.noise,
-        replayed=draws.replayed,
-        record=draws.recorder is not None,
-    )
+    replayed = draws.replayed
+    if draws.recorder is not None and replayed is None:
+        replayed = np.full_like(draws.noise, np.nan)
+    inputs = Step(indices=indices, mask=mask, noise=draws.noise, replayed=replayed)
     return Steps(inputs=inputs, event=event, is_private=door.draws.is_private, recorder=draws.recorder)
 
 

@@ -5,8 +5,9 @@ check_method(my_method, neighbours(rng, make_rows, Relation.SUBSTITUTE, 2000))
 """
 
 from silobayes.testing.audit import Audit, audit
+from silobayes.testing.laws import PrivacyViolation
 from silobayes.testing.neighbours import Pair, neighbours, worst_case_streams
-from silobayes.testing.record_replay import FreeAccount, PrivacyViolation, check_method, check_pair, record
+from silobayes.testing.record_replay import FreeAccount, check_method, check_pair, record
 
 __all__ = [
     "Audit",

@@ -1,22 +1,31 @@
 """Record/replay: the cheapest strong check of a private method (PITFALLS, "The gate").
 
 Run the method on D and record every release. Run it on a neighbour D' and feed back the *recorded* releases, so that
-everything the outside could have seen is the same. Then the pre-noise sums may differ only as far as was priced, the
-releases must be of the same number and kind, and every public result must be equal. A method is a function
+everything the outside could have seen is the same. Then the pre-noise sums may differ only as far as was priced,
+charges and releases must be the same, and every public result must be the same, to the last bit. A method is a function
 
-    method(rows, door) -> anything made of arrays and numbers that it makes public
+    method(rows, door) -> anything made of arrays, numbers and texts that it makes public
 
-which runs as many rounds as it likes and lets values out through `door`. Of a sum over silos only the total is a
-release: on D' it is fed back, while each silo's own share is drawn anew, so that a method whose state depends on an
-unreleased message is caught.
+which runs as many rounds as it likes and lets values out through `door`. With `num_silos` above 1 it gets a list of
+doors: the rows are those of the first silo, all other silos have rows that never change, so their sums may not move at
+all. Of a sum over silos only the total is a release: on D' it is fed back, while each silo's own share is drawn anew,
+so that a method whose state depends on an unreleased message is caught.
+
+Poisson batches are priced by the distance to the *absent* term, not only by the distance of two terms: a clip around a
+public centre keeps the latter and not the former. So both neighbours run once more with the changed unit left out of
+every batch of the first silo, and no sum may move by more than one clip norm (nor by anything where the unit was not in
+the batch, or in another silo).
+
+Over all pairs the draws must follow the laws they were priced with (`testing.laws`), and nothing may be drawn that was
+not charged before.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import AbstractDraws, Door, FreshDraws, LoopDraws
@@ -29,54 +38,89 @@ from silobayes.privacy.events import (
     RandomisedResponseEvent,
     Scheme,
 )
-from silobayes.privacy.mechanisms import AbstractMechanism
+from silobayes.privacy.mechanisms import AbstractMechanism, SkellamMechanism
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import Sampler
+from silobayes.testing.laws import PrivacyViolation, check_batch_law, check_noise_law
 from silobayes.testing.neighbours import Pair, Rows
 
-Method = Callable[[Rows, Door], Any]
+Method = Callable[[Rows, Any], Any]
 
-# Compiled loops compute in float32, where the same sum over other rows may differ by this share of what is priced.
-_FLOAT32_TOLERANCE = 1e-5
-# The law of recorded batches is rejected with this probability for a sampler that does what it says.
-BATCH_LAW_FALSE_ALARM = 1e-9
-
-
-class PrivacyViolation(AssertionError):
-    """The method let out more than it paid for."""
+# Norms are computed in float64 from sums that leave room for their own rounding.
+_ROUNDING = 1.0 + 1e-12
 
 
 @dataclass
 class FreeAccount:
-    """An account of the tests: it refuses nothing and remembers what was charged."""
+    """An account of the tests: it refuses nothing and remembers what was charged, and what of that was drawn."""
 
     relation: Relation
     unit: Unit
     charged: list[AbstractEvent] = field(default_factory=list)
+    unused: Counter[AbstractEvent] = field(default_factory=Counter, repr=False)
 
     def charge(self, event: AbstractEvent) -> None:
         """Remember."""
         self.charged.append(event)
+        self.unused[replace(event, count=1)] += event.count
+
+    def draw(self, event: AbstractEvent) -> None:
+        """Use up what was charged for `event`."""
+        one = replace(event, count=1)
+        if self.unused[one] < event.count:
+            raise PrivacyViolation(f"Expected a charge before the draw, got none for {event}. Draw through the door.")
+        self.unused[one] -= event.count
 
 
 @dataclass
 class Seen:
-    """One release: its event, the pre-noise value in the event's own units, what came out, the batch slots."""
+    """One release in the event's own units; `noise` is what was added, of `num_shares` equal shares one."""
 
     event: AbstractEvent
     before_noise: np.ndarray
     released: np.ndarray
     batch: np.ndarray | None
+    num_shares: int = 1
+    noise: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.event, RandomisedResponseEvent):
+            self.noise = self.released != self.before_noise
+        else:
+            self.noise = np.asarray(self.released, np.float64) - np.asarray(self.before_noise, np.float64)
+
+
+@dataclass
+class Totals:
+    """The sums over silos of one run, and the shares that go into the next."""
+
+    found: list[np.ndarray] = field(default_factory=list)
+    shares: list[tuple[int, np.ndarray]] = field(default_factory=list)
+
+    def add(self, counts: np.ndarray, colluding: int) -> None:
+        """A total: of these shares, and with enough of them behind every silo's noise."""
+        needed = max((num_shares for num_shares, _ in self.shares), default=1)
+        if not needed <= len(self.shares) - 1 - colluding:
+            raise PrivacyViolation(
+                f"Expected noise that {len(self.shares) - 1 - colluding} of {len(self.shares)} silos have together "
+                f"(one is curious, {colluding} collude), got shares for {needed}."
+            )
+        if not np.array_equal(counts, np.sum([own for _, own in self.shares], axis=0)):
+            raise PrivacyViolation("Expected the sum of the silos' shares, got another total.")
+        self.shares.clear()
+        self.found.append(counts)
 
 
 @dataclass
 class RecordingDraws(AbstractDraws):
-    """Draws afresh and writes down everything."""
+    """Draws afresh for one silo and writes down everything."""
 
     inner: AbstractDraws
+    account: FreeAccount
+    totals: Totals = field(default_factory=Totals)
+    colluding: int = 0
     log: list[Seen] = field(default_factory=list)
     batches: list[tuple[Sampler, np.ndarray]] = field(default_factory=list)
-    totals: list[np.ndarray] = field(default_factory=list)
 
     @property
     def is_private(self) -> bool:
@@ -91,17 +135,25 @@ class RecordingDraws(AbstractDraws):
 
     def noisy_counts(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
         """See `AbstractDraws`."""
-        counts = self.inner.noisy_counts(mechanism, bounded, event)
-        self.log.append(Seen(event, _in_event_units(bounded), counts, self._batch_of(bounded)))
-        return counts
+        self.account.draw(event)
+        return self._write(bounded, self.inner.noisy_counts(mechanism, bounded, event), event, 1)
 
     def share(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
         """See `AbstractDraws`."""
-        return self.noisy_counts(mechanism, bounded, event)
+        self.account.draw(event)
+        num_shares = shares_of(mechanism)
+        counts = self._write(bounded, self.inner.share(mechanism, bounded, event), event, num_shares)
+        self.totals.shares.append((num_shares, counts))
+        return counts
 
     def total(self, counts: np.ndarray) -> np.ndarray:
         """See `AbstractDraws`."""
-        self.totals.append(counts)
+        self.totals.add(counts, self.colluding)
+        return counts
+
+    def _write(self, bounded: Bounded, counts: np.ndarray, event: AbstractEvent, num_shares: int) -> np.ndarray:
+        unit = _event_unit(bounded)
+        self.log.append(Seen(event, bounded.total * unit, counts * unit, self._batch_of(bounded), num_shares))
         return counts
 
     def _batch_of(self, bounded: Bounded) -> np.ndarray | None:
@@ -114,12 +166,14 @@ class RecordingDraws(AbstractDraws):
 
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
         """See `AbstractDraws`."""
+        self.account.draw(event)
         released = self.inner.answers(answers, event)
         self.log.append(Seen(event, np.array(answers), released, None))
         return released
 
     def loop(self, sampler: Sampler, dimension: int, event: AbstractEvent) -> LoopDraws:
         """See `AbstractDraws`."""
+        self.account.draw(event)
         draws = self.inner.loop(sampler, dimension, event)
         self.batches.extend((sampler, batch) for batch in draws.batches)
 
@@ -131,17 +185,21 @@ class RecordingDraws(AbstractDraws):
 
 @dataclass
 class ReplayingDraws(AbstractDraws):
-    """Feeds recorded batches and releases back, and writes down the pre-noise values of this run."""
+    """Feeds one silo's recorded batches and releases back, and writes down the pre-noise values of this run.
+
+    Slot `without` is left out of every Poisson batch.
+    """
 
     recording: RecordingDraws
+    account: FreeAccount
+    totals: Iterator[np.ndarray] = field(default_factory=lambda: iter(()))
+    without: int | None = None
     log: list[Seen] = field(default_factory=list)
     _batches: Iterator[tuple[Sampler, np.ndarray]] = field(init=False)
-    _totals: Iterator[np.ndarray] = field(init=False)
     _opened: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._batches = iter(self.recording.batches)
-        self._totals = iter(self.recording.totals)
 
     @property
     def is_private(self) -> bool:
@@ -153,20 +211,23 @@ class ReplayingDraws(AbstractDraws):
         recorded, indices = next(self._batches, (None, np.zeros(0, dtype=int)))
         if recorded != sampler:
             raise PrivacyViolation(f"Expected the sampler of the other run ({recorded}), got {sampler}.")
+        if self.without is not None and sampler.sampling.scheme is Scheme.POISSON:
+            return indices[indices != self.without]
         return indices
 
     def noisy_counts(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
         """See `AbstractDraws`."""
-        return self._replay(event, _in_event_units(bounded))
+        unit = _event_unit(bounded)
+        return np.rint(self._replay(event, bounded.total * unit) / unit).astype(bounded.total.dtype)
 
     def share(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
         """See `AbstractDraws`; not the recorded one: nobody has seen it."""
-        self._replay(event, _in_event_units(bounded))
+        self._replay(event, bounded.total * _event_unit(bounded))
         return bounded.total + mechanism.noise(Entropy.from_os(), bounded)
 
     def total(self, counts: np.ndarray) -> np.ndarray:
         """See `AbstractDraws`."""
-        recorded = next(self._totals, None)
+        recorded = next(self.totals, None)
         if recorded is None or recorded.shape != counts.shape:
             raise PrivacyViolation("Expected the sums of the other run, got others: control flow saw rows.")
         return recorded
@@ -177,8 +238,9 @@ class ReplayingDraws(AbstractDraws):
 
     def loop(self, sampler: Sampler, dimension: int, event: AbstractEvent) -> LoopDraws:
         """See `AbstractDraws`."""
+        self.account.draw(event)
         batches = [self.batch(sampler) for _ in range(event.count)]
-        # Loops of several silos may be open at once; they are closed in the order in which they were opened.
+        # A silo may open several loops before it closes the first; they are closed in the order of opening.
         start = max(len(self.log), self._opened)
         self._opened = start + event.count
         recorded = [seen.released for seen in self.recording.log[start : start + event.count]]
@@ -187,155 +249,210 @@ class ReplayingDraws(AbstractDraws):
 
         def record(totals: np.ndarray, releases: np.ndarray) -> None:
             for total in totals:
-                self._replay(event, total)
+                self._next(event, total)
 
         noise = np.zeros((event.count, dimension), dtype=np.float32)
         return LoopDraws(batches=batches, noise=noise, replayed=np.stack(recorded), recorder=record)
 
     def _replay(self, event: AbstractEvent, before_noise: np.ndarray) -> np.ndarray:
-        if len(self.log) >= len(self.recording.log):
+        self.account.draw(event)
+        return self._next(event, before_noise)
+
+    def _next(self, event: AbstractEvent, before_noise: np.ndarray) -> np.ndarray:
+        number = len(self.log)
+        if number >= len(self.recording.log):
             raise PrivacyViolation("Expected as many releases as in the other run, got more: control flow saw rows.")
-        released = self.recording.log[len(self.log)].released
-        self.log.append(Seen(event, before_noise, released, None))
-        return released
+        recorded = self.recording.log[number]
+        if recorded.before_noise.shape != before_noise.shape:
+            raise PrivacyViolation(f"Release {number}: the shape depends on rows.")
+        self.log.append(Seen(event, before_noise, recorded.released, None))
+        return recorded.released
 
 
-def record(method: Method, rows: Rows, relation: Relation, unit: Unit) -> tuple[Any, RecordingDraws]:
-    """Run `method` on `rows`; returns what it made public and everything it did at the door."""
-    draws = RecordingDraws(FreshDraws(Entropy.from_os()))
-    return method(rows, Door(FreeAccount(relation, unit), draws)), draws
+@dataclass
+class _Run:
+    """What a method made public, and what each silo did at its door."""
+
+    public: Any
+    draws: list[RecordingDraws] | list[ReplayingDraws]
+    accounts: list[FreeAccount]
 
 
-def check_pair(method: Method, pair: Pair, *, unit: Unit = Unit.ROW) -> RecordingDraws:
-    """Record on one neighbour, replay on the other; raises `PrivacyViolation` if more moved than was priced."""
-    public, recording = record(method, pair.rows, pair.relation, unit)
-    replaying = ReplayingDraws(recording)
-    other_public = method(pair.other, Door(FreeAccount(pair.relation, unit), replaying))
-    if len(recording.log) != len(replaying.log):
+def record(
+    method: Method, rows: Rows, relation: Relation, unit: Unit, *, num_silos: int = 1, colluding: int = 0
+) -> _Run:
+    """Run `method` on `rows`; returns what it made public and everything it did at its doors."""
+    totals, accounts = Totals(), [FreeAccount(relation, unit) for _ in range(num_silos)]
+    draws = [RecordingDraws(FreshDraws(Entropy.from_os()), own, totals, colluding) for own in accounts]
+    return _Run(_call(method, rows, accounts, draws), draws, accounts)
+
+
+def _replay(method: Method, rows: Rows, recording: _Run, *, without: int | None = None) -> _Run:
+    """The same on other rows, with the recorded releases; the first silo's batches may lack a slot."""
+    first = recording.accounts[0]
+    accounts = [FreeAccount(first.relation, first.unit) for _ in recording.accounts]
+    totals = iter(recording.draws[0].totals.found)  # type: ignore[union-attr]
+    draws = [
+        ReplayingDraws(recorded, own, totals, without if silo == 0 else None)  # type: ignore[arg-type]
+        for silo, (recorded, own) in enumerate(zip(recording.draws, accounts, strict=True))
+    ]
+    return _Run(_call(method, rows, accounts, draws), draws, accounts)
+
+
+def _call(method: Method, rows: Rows, accounts: Sequence[FreeAccount], draws: Sequence[AbstractDraws]) -> Any:
+    doors = [Door(account, own) for account, own in zip(accounts, draws, strict=True)]
+    try:
+        return method(rows, doors[0] if len(doors) == 1 else doors)
+    except PrivacyViolation:
+        raise
+    except Exception as error:
         raise PrivacyViolation(
-            f"Expected {len(recording.log)} releases as in the other run, got {len(replaying.log)}: "
-            "control flow saw rows."
-        )
-    for number, (first, second) in enumerate(zip(recording.log, replaying.log, strict=True)):
-        if first.event != second.event:
-            raise PrivacyViolation(f"Release {number}: the price depends on rows: {first.event} != {second.event}.")
-        _check_movement(number, first, second, pair)
-    _check_equal(public, other_public)
-    return recording
+            f"Expected a method that ends whatever a row holds, got {type(error).__name__}: that it stops tells of rows."
+        ) from error
 
 
-def check_method(method: Method, pairs: Iterable[Pair], *, unit: Unit = Unit.ROW) -> int:
-    """The gate: every pair passes and the batches of all runs follow the law they were priced with.
+def check_pair(
+    method: Method, pair: Pair, *, unit: Unit = Unit.ROW, num_silos: int = 1, colluding: int = 0
+) -> list[RecordingDraws]:
+    """Record on one neighbour, replay on the other; raises `PrivacyViolation` if more moved than was priced."""
+    first = record(method, pair.rows, pair.relation, unit, num_silos=num_silos, colluding=colluding)
+    second = _replay(method, pair.other, first)
+    _check_run(first, second)
+    for silo, number, one, two in _releases(first, second):
+        allowed = 0.0
+        if silo == 0 and (one.batch is None or pair.changed in one.batch):
+            allowed = priced_distance(one.event, pair.relation)
+        _check_movement(silo, number, one, two, allowed, pair)
+    recorded = [own for own in first.draws if isinstance(own, RecordingDraws)]
+    if any(sampler.sampling.scheme is Scheme.POISSON for sampler, _ in recorded[0].batches):
+        _check_absent_term(method, pair, first, second)
+    return recorded
 
-    Returns how many pairs were checked.
+
+def _check_absent_term(method: Method, pair: Pair, first: _Run, second: _Run) -> None:
+    """With the changed unit left out of every batch each neighbour moves by its own term, and that is all."""
+    for rows, whole in ((pair.rows, first), (pair.other, second)):
+        thinned = _replay(method, rows, first, without=pair.changed)
+        _check_run(first, thinned)
+        is_gone = whole is second and pair.relation is Relation.ADD_REMOVE
+        for silo, number, one, two in _releases(whole, thinned):
+            batch = first.draws[silo].log[number].batch
+            allowed = 0.0
+            if silo == 0 and batch is not None and pair.changed in batch and not is_gone:
+                allowed = priced_distance(one.event, Relation.ADD_REMOVE)
+            _check_movement(silo, number, one, two, allowed, pair, "to the sum without the unit, ")
+
+
+def check_method(
+    method: Method, pairs: Iterable[Pair], *, unit: Unit = Unit.ROW, num_silos: int = 1, colluding: int = 0
+) -> int:
+    """The gate: every pair passes, and the draws of all runs follow the laws they were priced with.
+
+    Args:
+        method: Of rows and a door; with several silos, of the first silo's rows and a list of doors.
+        pairs: Neighbours.
+        unit: What a pair differs in.
+        num_silos: How many doors the method gets.
+        colluding: How many silos may pool their shares of a sum's noise (a further one is always curious).
+
+    Returns:
+        How many pairs were checked.
+
+    Guarantees:
+        - every right method passes
+        - a planted bug is caught
     """
-    batches: list[list[tuple[Sampler, np.ndarray]]] = []
-    for pair in pairs:
-        batches.append(check_pair(method, pair, unit=unit).batches)
-    check_batch_law(batches)
-    return len(batches)
+    found = [check_pair(method, pair, unit=unit, num_silos=num_silos, colluding=colluding) for pair in pairs]
+    check_batch_law([[own.batches for own in silos] for silos in found])
+    check_noise_law([[own.log for own in silos] for silos in found])
+    return len(found)
 
 
-def check_batch_law(runs: list[list[tuple[Sampler, np.ndarray]]]) -> None:
-    """Reject batches that do not follow their declared law: size, and overlap of successive batches.
-
-    Shuffled epochs have the right marginals but never repeat a row within an epoch; fresh batches at rate w overlap
-    in a share w of their rows. Under the declared law both counts are binomial (without replacement: hypergeometric,
-    less spread than the binomial), so exact tails decide.
-    """
-    tallies: dict[tuple[Sampler, str], tuple[int, int]] = {}
-
-    def tally(sampler: Sampler, what: str, hits: int, trials: int) -> None:
-        before = tallies.get((sampler, what), (0, 0))
-        tallies[sampler, what] = (before[0] + hits, before[1] + trials)
-
-    for run in runs:
-        for number, (sampler, batch) in enumerate(run):
-            if sampler.sampling.scheme is Scheme.POISSON:
-                tally(sampler, "size", len(batch), sampler.max_rows)
-            elif len(np.unique(batch)) != sampler.capacity:
-                raise PrivacyViolation(f"Expected {sampler.capacity} different slots in a batch, got {len(batch)}.")
-            if number > 0 and run[number - 1][0] == sampler:
-                previous = run[number - 1][1]
-                tally(sampler, "overlap with the batch before", len(np.intersect1d(previous, batch)), len(previous))
-    for (sampler, what), (hits, trials) in tallies.items():
-        rate = sampler.sampling.rate
-        tail = 2 * min(stats.binom.cdf(hits, trials, rate), stats.binom.sf(hits - 1, trials, rate))
-        if not tail * len(tallies) >= BATCH_LAW_FALSE_ALARM:
+def _check_run(first: _Run, second: _Run) -> None:
+    """Charges, releases and public results are those of the other run."""
+    for one, two in zip(first.accounts, second.accounts, strict=True):
+        if one.charged != two.charged:
+            raise PrivacyViolation("Expected the charges of the other run, got others: the price depends on rows.")
+    for one, two in zip(first.draws, second.draws, strict=True):
+        if len(one.log) != len(two.log):
             raise PrivacyViolation(
-                f"Expected a batch {what} of about {trials * rate:.1f} in {trials} trials, got {hits} "
-                f"(p = {tail:.1e}): the batches were not drawn as priced. Take them from the door's sampler."
+                f"Expected {len(one.log)} releases as in the other run, got {len(two.log)}: control flow saw rows."
             )
+    if list(_public(first.public)) != list(_public(second.public)):
+        raise PrivacyViolation(
+            "Expected public results that depend on releases only, got different ones on neighbours: "
+            "something computed from rows went around the door."
+        )
 
 
-def _check_movement(number: int, first: Seen, second: Seen, pair: Pair) -> None:
-    event = first.event
-    if first.before_noise.shape != second.before_noise.shape:
-        raise PrivacyViolation(f"Release {number}: the shape depends on rows.")
+def _releases(first: _Run, second: _Run) -> Iterator[tuple[int, int, Seen, Seen]]:
+    for silo, (one, two) in enumerate(zip(first.draws, second.draws, strict=True)):
+        for number, (left, right) in enumerate(zip(one.log, two.log, strict=True)):
+            if left.event != right.event:
+                raise PrivacyViolation(f"Release {number}: the price depends on rows: {left.event} != {right.event}.")
+            yield silo, number, left, right
+
+
+def _check_movement(
+    silo: int, number: int, first: Seen, second: Seen, allowed: float, pair: Pair, what: str = ""
+) -> None:
+    event, where = first.event, "" if silo == 0 else f" of silo {silo}"
     if isinstance(event, RandomisedResponseEvent):
-        moved, allowed, tolerance = float(np.sum(first.before_noise != second.before_noise)), 1.0, 0.0
+        moved = float(np.sum(first.before_noise != second.before_noise))
     else:
-        assert isinstance(event, AbstractSumEvent)
         order = 1 if isinstance(event, LaplaceEvent) else 2
         difference = first.before_noise.astype(np.float64) - second.before_noise.astype(np.float64)
         moved = float(np.linalg.norm(difference, ord=order))
-        allowed = priced_sensitivity(event, pair.relation)
-        tolerance = (_FLOAT32_TOLERANCE if first.before_noise.dtype == np.float32 else 1e-9) * allowed
-        if first.batch is not None and pair.changed not in first.batch:
-            allowed = 0.0
-    if not moved <= allowed + tolerance:
+    if not moved <= allowed * _ROUNDING:
         raise PrivacyViolation(
-            f"Release {number} ({event.mechanism}): expected the sum to move by at most {allowed:.6g} under "
-            f"{pair.relation.value}, got {moved:.6g} (canary: {pair.name}). Clip each unit's term, or price what runs."
+            f"Release {number}{where} ({event.mechanism}): {what}expected the sum to move by at most {allowed:.6g} "
+            f"under {pair.relation.value}, got {moved:.6g} (canary: {pair.name}). "
+            "Clip each unit's term, or price what runs."
         )
 
 
-def priced_sensitivity(event: AbstractSumEvent, relation: Relation) -> float:
-    """The movement of the sum that the price of this event allows."""
+def priced_distance(event: AbstractEvent, relation: Relation) -> float:
+    """How far the price of this event lets the sum move (randomised answers: how many answers may change)."""
+    if isinstance(event, RandomisedResponseEvent):
+        return 1.0
+    assert isinstance(event, AbstractSumEvent)
     if isinstance(event, LaplaceEvent):
         return event.l1_sensitivity(relation)
     assert isinstance(event, AbstractGaussianLikeEvent)
     return event.l2_sensitivity(relation)
 
 
-def _in_event_units(bounded: Bounded) -> np.ndarray:
+def shares_of(mechanism: AbstractMechanism) -> int:
+    """Into how many equal shares a mechanism divides the noise that it prices."""
+    return mechanism.num_shares if isinstance(mechanism, SkellamMechanism) else 1
+
+
+def _event_unit(bounded: Bounded) -> float:
     """As `mechanisms._grid_event` states them: one block in its own units, several in units of their clip norms."""
-    unit = bounded.blocks[0].clip_norm if len(bounded.blocks) == 1 else 1.0
-    return bounded.total * (bounded.grid * unit)
+    return bounded.grid * (bounded.blocks[0].clip_norm if len(bounded.blocks) == 1 else 1.0)
 
 
-def _check_equal(public: Any, other: Any) -> None:
-    """Everything made public is a function of releases, so it must be equal when they are."""
-    first, second = list(_leaves(public)), list(_leaves(other))
-    if len(first) != len(second):
-        raise PrivacyViolation("Expected equal public results, got different shapes: control flow saw rows.")
-    for left, right in zip(first, second, strict=True):
-        if left.shape != right.shape or not _same(left, right):
-            raise PrivacyViolation(
-                "Expected public results that depend on releases only, got different ones on neighbours: "
-                "something computed from rows went around the door."
-            )
-
-
-def _same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Up to float32 arithmetic, which errs by a share of the array's largest number, not of each."""
-    scale = np.nanmax(np.abs(right), initial=1.0, where=np.isfinite(right)) if right.dtype.kind == "f" else 1.0
-    return bool(np.allclose(left, right, rtol=1e-5, atol=1e-6 * float(scale), equal_nan=True))
-
-
-def _leaves(tree: Any) -> Iterator[np.ndarray]:
+def _public(tree: Any) -> Iterator[tuple]:
+    """Everything that can be seen of a public result: values bit by bit, types, shapes, keys, their order."""
     if tree is None:
-        return
-    if isinstance(tree, dict):
-        for key in sorted(tree):
-            yield from _leaves(tree[key])
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _leaves(item)
+        yield (None,)
+    elif isinstance(tree, (str, bytes)):
+        yield (type(tree).__name__, tree)
+    elif isinstance(tree, dict):
+        yield ("dict", len(tree))
+        for key, value in tree.items():
+            yield from _public(key)
+            yield from _public(value)
+    elif isinstance(tree, (list, tuple, set, frozenset)):
+        yield (type(tree).__name__, len(tree))
+        for item in sorted(tree, key=repr) if isinstance(tree, (set, frozenset)) else tree:
+            yield from _public(item)
     elif hasattr(tree, "__dataclass_fields__"):
+        yield (type(tree).__name__,)
         for name in tree.__dataclass_fields__:
-            yield from _leaves(getattr(tree, name))
-    elif isinstance(tree, str):
-        yield np.frombuffer(tree.encode(), dtype=np.uint8)
+            yield from _public(getattr(tree, name))
     else:
-        yield np.asarray(tree)
+        array = np.asarray(tree)
+        if array.dtype.kind not in "?biufcSU":
+            raise PrivacyViolation(f"Expected arrays, numbers and texts in a public result, got {type(tree).__name__}.")
+        yield (type(tree).__name__, array.dtype.str, array.shape, array.tobytes())
