@@ -135,6 +135,31 @@ def test_a_person_is_in_one_silo_and_not_also_in_the_test_rows(tmp_path):
         assert len(np.unique(silo.persons)) == silo.num_rows / 3
 
 
+@pytest.mark.parametrize("per_silo", [False, True])
+def test_nobodys_id_moves_others_between_training_and_test(tmp_path, per_silo):
+    """Metrics have no noise: whose rows they are computed on must not tell which id a training person has."""
+    tables = changed(
+        data__unit="who", privacy__unit="person", data__test=0.3, data__public=["rows", "test"], silos__count=2
+    )
+    if per_silo:
+        del tables["silos"]
+        del tables["data"]["source"]
+        tables["data"]["files"] = {"one": "a.csv", "two": "b.csv"}
+    study, found = Study.from_dict(tables), set()
+    for candidate in range(12):
+        frame = rows(90).assign(age=np.arange(90), who=[f"p{k}" for k in range(90)])
+        frame.loc[7, "who"] = f"candidate-{candidate}"
+        if per_silo:
+            frame[:45].to_csv(tmp_path / "a.csv", index=False)
+            frame[45:].to_csv(tmp_path / "b.csv", index=False)
+        else:
+            write(tmp_path, frame)
+        silos, test, _ = load_silos(study, tmp_path)
+        others = [[round(100 * age) for age in ages(silo) if round(100 * age) != 7] for silo in [*silos, test]]
+        found.add(str(others))
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize(
     ("column", "cell", "key", "said"),
     [

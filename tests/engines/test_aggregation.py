@@ -11,7 +11,6 @@ from scipy import stats
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
-from silobayes.engines.buckets import Buckets
 from silobayes.engines.local import resume, run
 from silobayes.engines.methods import no_change
 from silobayes.engines.planning import build_method
@@ -27,7 +26,7 @@ from silobayes.protocols.bcm import Committee
 from silobayes.protocols.schedule import Schedule
 from silobayes.secure.sums import SumAborted
 from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind
-from silobayes.testing import FreeAccount, Pair, check_method
+from silobayes.testing import FreeAccount
 from tests.engines import test_local as local
 from tests.engines.cases import make_silos
 from tests.engines.test_methods import PLAIN, REGRESSION, exact_regression, regression_silos
@@ -208,35 +207,6 @@ def test_the_noise_in_a_sum_has_the_priced_variance_of_its_honest_shares(num_cli
     assert p_value(expected) > FALSE_ALARM
     for wrong in (2 / 3, 3 / 2):
         assert p_value(wrong * expected) < FALSE_ALARM
-
-
-@pytest.mark.parametrize("relation", list(Relation))
-def test_one_changed_silo_moves_each_sum_by_no_more_than_is_priced_in_every_round(relation):
-    """Unit = client: the rows of silo 0 are others', or there are none left; it takes part all the same."""
-    budget = Budget(epsilon=1.0, delta=1e-5, relation=relation, unit=Unit.CLIENT)
-    trusted = AggregationSection(kind=AggregationKind.TRUSTED)
-    settings = dataclasses.replace(METHODS["client level"], aggregation=trusted)
-    template, others = build_method(LOGISTIC, silos(), settings, budget, 0), silos()[1:]
-
-    def method(rows, door):
-        parts = [(rows["x"], rows["y"]), *((silo.x, silo.y) for silo in others)]
-        ready = dataclasses.replace(template, shards=Buckets(parts, [NUM_ROWS] * NUM_CLIENTS))
-        doors = [door, *(Door.open(FreeAccount(relation, Unit.CLIENT)) for _ in others)]
-        state, public = ready.init(), []
-        while state.step < len(ready.visits):
-            state = ready.step(state, doors)
-            public.append(state.server.eta_q)
-        return public
-
-    def rows(rng):
-        x = (10.0 ** rng.uniform(-1, 1) * rng.normal(size=(NUM_ROWS, FEATURES))).astype(np.float32)
-        return {"x": x, "y": rng.integers(2, size=NUM_ROWS).astype(np.int32)}
-
-    rng = np.random.default_rng(3)
-    empty = {"x": np.zeros((0, FEATURES), np.float32), "y": np.zeros(0, np.int32)}
-    others_rows = [rows(rng) if relation is Relation.SUBSTITUTE else empty for _ in range(10)]
-    pairs = [Pair(rows=rows(rng), other=one, changed=0, relation=relation, name="a silo") for one in others_rows]
-    assert check_method(method, pairs, unit=Unit.CLIENT) == 10
 
 
 @pytest.mark.parametrize("name", ["local_averaging", "global_vi", "sufficient_statistics", "client level", "sampled"])

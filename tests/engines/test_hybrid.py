@@ -8,28 +8,23 @@ import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.engines.buckets import Buckets
 from silobayes.engines.fitting import build_model
 from silobayes.engines.hybrid import differences
 from silobayes.engines.local import Inputs, resume, run
 from silobayes.engines.planning import build_method
-from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy import accounting
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.events import DiscreteGaussianEvent, GaussianEvent
 from silobayes.privacy.ledger import Ledger
-from silobayes.privacy.relation import Relation
 from silobayes.protocols.schedule import Schedule
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
 from silobayes.study import AggregationSection, PosteriorKind, Privatise, Study
-from silobayes.testing import check_method, neighbours
-from silobayes.testing.record_replay import FreeAccount, RecordingDraws, ReplayingDraws
+from silobayes.testing.record_replay import FreeAccount
 from tests.engines.test_local import Stop, charges, same, stop_after
 from tests.engines.test_methods import BUDGET, PLAIN, REGRESSION, ExactDoor, exact_regression, regression_silos
 from tests.engines.test_methods import MODEL as LOGISTIC
-from tests.engines.test_record_replay import FEATURES, MAX_ROWS, PAIRS, PUBLIC_ROWS, make_rows, silo_of
 
 SETTINGS = dataclasses.replace(
     PLAIN,
@@ -178,51 +173,6 @@ def test_a_hybrid_needs_linear_regression():
     with pytest.raises(InvalidInput) as caught:
         build_method(LOGISTIC, regression_silos((30, 40)), SETTINGS, BUDGET, 0)
     assert caught.value.key == "protocol.privatise"
-
-
-REPLAYED = LinearRegression(num_features=FEATURES, noise_stddev=0.5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "relation"),
-    [
-        (SETTINGS, Relation.SUBSTITUTE),
-        pytest.param(FULL, Relation.SUBSTITUTE, marks=pytest.mark.slow),
-        pytest.param(SETTINGS, Relation.ADD_REMOVE, marks=pytest.mark.slow),
-        (FULL, Relation.ADD_REMOVE),
-    ],
-)
-def test_one_changed_row_moves_each_released_sum_by_no_more_than_is_priced_in_every_round(settings, relation):
-    """Two silos, of which the second never changes; factors are public from the first visit on."""
-    budget = dataclasses.replace(BUDGET, relation=relation)
-    settings = dataclasses.replace(settings, x_bound=1.7, y_bound=1.0, rounds=3)
-    template = build_method(REPLAYED, [silo_of(PUBLIC_ROWS)] * 2, settings, budget, 0, max_rows=[MAX_ROWS] * 2)
-
-    others = []
-
-    def method(rows, door):
-        # Loops of several silos are open at the same time, so the other silo has a recording of its own.
-        if not isinstance(door.draws, ReplayingDraws):
-            others.append(RecordingDraws(FreshDraws(Entropy.from_os())))
-            other = Door(door.account, others[-1])
-        else:
-            other = Door(door.account, ReplayingDraws(others[-1]))
-        silos = [silo_of(rows), silo_of(PUBLIC_ROWS)]
-        arrays = tuple((silo.x.astype(np.float64), silo.y.astype(np.float64)) for silo in silos)
-        buckets = Buckets([(silo.x, silo.y) for silo in silos], [MAX_ROWS, MAX_ROWS])
-        ready = dataclasses.replace(
-            template,
-            first=dataclasses.replace(template.first, rows=arrays),
-            then=dataclasses.replace(template.then, buckets=buckets),
-        )
-        state, public = ready.init(), []
-        while state.step < len(ready.visits):
-            state = ready.step(state, [door, other])
-            public += [state.server.eta_q, state.clients]
-        return [public, ready.eta(state)]
-
-    pairs = neighbours(np.random.default_rng(1), make_rows, relation, PAIRS // 2)
-    assert check_method(method, pairs) == PAIRS // 2
 
 
 def make_inputs() -> Inputs:

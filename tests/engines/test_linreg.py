@@ -130,27 +130,6 @@ def make_rows(rng):
     return rows_of(rng, MAX_ROWS - int(rng.integers(4)), size=10.0 ** rng.uniform(-1, 1))
 
 
-CASES = [
-    (name, relation)
-    for name in SETTINGS
-    for relation in Relation
-    if not (name == "input_perturbation" and relation is Relation.ADD_REMOVE)
-]
-QUICK = {"projection", "no projection", "input_perturbation", "projection, secret_sharing"}
-
-
-@pytest.mark.parametrize(
-    ("name", "relation"),
-    [
-        pytest.param(*case, marks=() if case[0] in QUICK and case[1] is Relation.SUBSTITUTE else pytest.mark.slow)
-        for case in CASES
-    ],
-)
-def test_one_changed_row_moves_each_sum_by_no_more_than_is_priced(name, relation):
-    pairs = neighbours(np.random.default_rng(1), make_rows, relation, PAIRS)
-    assert check_method(method_of(name, relation), pairs) == PAIRS
-
-
 def test_thresholds_from_rows_are_caught(monkeypatch):
     """Standard deviations that go around the door change the box, and with it everything."""
     template, others = planned("projection", Relation.SUBSTITUTE), rows_of(np.random.default_rng(9), 20)

@@ -12,7 +12,7 @@ from silobayes.data.silo import Silo, concatenate
 from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines import methods
 from silobayes.engines.buckets import Buckets, group_sizes
-from silobayes.engines.planning import build_method, deal
+from silobayes.engines.planning import build_method, deal, shard_buckets
 from silobayes.engines.solvers import LocalSolver
 from silobayes.families import FullGaussian
 from silobayes.models.linear_regression import LinearRegression
@@ -33,6 +33,7 @@ from tests.engines.cases import MODEL, make_silos, make_study
 PLAIN = Settings(privatise=Privatise.NONE, rounds=1, damping=1.0, steps=10, step_size=0.05)
 BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
 DIM, NOISE = 4, 0.5
+SHARDED = (Privatise.VIRTUAL_CLIENTS, Privatise.LOCAL_AVERAGING)
 REGRESSION = LinearRegression(num_features=DIM, noise_stddev=NOISE, prior_stddev=2.0)
 
 
@@ -230,6 +231,17 @@ def test_units_that_a_method_cannot_protect_are_refused(privatise, unit, key):
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize("unit", [Unit.ROW, Unit.CLIENT])
+@pytest.mark.parametrize("privatise", [Privatise.VIRTUAL_CLIENTS, Privatise.LOCAL_AVERAGING, Privatise.DP_OPTIMISATION])
+def test_persons_are_refused_where_the_unit_is_not_person(privatise, unit):
+    """Whole persons were dealt to shards and priced as rows: one substituted row moved two of them."""
+    silos = [dataclasses.replace(silo, persons=np.arange(silo.num_rows) // 2) for silo in make_silos()]
+    settings = dataclasses.replace(PLAIN, privatise=privatise, shards=4 if privatise in SHARDED else 1)
+    with pytest.raises(InvalidInput) as caught:
+        build_method(MODEL, silos, settings, dataclasses.replace(BUDGET, unit=unit), 0)
+    assert caught.value.key == "silos.persons"
+
+
 def test_fewer_rows_than_shards_are_refused():
     settings = dataclasses.replace(PLAIN, privatise=Privatise.VIRTUAL_CLIENTS, shards=81)
     with pytest.raises(InvalidInput) as caught:
@@ -390,6 +402,33 @@ def test_who_else_is_there_changes_nobodys_shard():
     assert np.array_equal(shards[3:], shards_after[3:])
     assert all(len(set(shards[rows == person])) == 1 for person in ids)
     assert set(shards) == set(range(5))
+
+
+@pytest.mark.parametrize("rows_per_person", [None, 3])
+def test_the_shapes_of_all_shards_follow_from_public_numbers(rows_per_person):
+    """A person with many rows, another id, or nobody at all: other shards keep their shapes, and so their rounding."""
+
+    def shapes(persons):
+        silo = Silo(name="a", x=np.zeros((len(persons), 1)), y=np.zeros(len(persons)), persons=persons)
+        other = Silo(name="b", x=np.zeros((60, 1)), y=np.zeros(60), persons=np.arange(60))
+        buckets = shard_buckets([silo, other], [6, 12], [60, 60], 0, rows_per_person)
+        return [(bucket.parts.tolist(), bucket.rows.x.shape) for bucket in buckets.buckets]
+
+    usual = shapes(np.arange(60) // 2)
+    assert shapes(np.zeros(60, dtype=int)) == usual
+    assert shapes(np.where(np.arange(60) < 50, 7, np.arange(60))) == usual
+    assert shapes(np.arange(11)) == usual
+
+
+def test_shards_of_persons_have_room_for_nearly_all_rows():
+    """Persons of one to eight rows, dealt by chance: fewer than one row in a thousand is left out."""
+    rng = np.random.default_rng(0)
+    persons = np.repeat(np.arange(4000), rng.integers(1, 9, size=4000))
+    silo = Silo(name="a", x=np.zeros((len(persons), 1)), y=np.zeros(len(persons)), persons=persons)
+    for num_shards in (10, 300, len(persons) // 4, len(persons)):
+        buckets = shard_buckets([silo], [num_shards], [len(persons)], 0)
+        kept = sum(int(bucket.rows.present.sum()) for bucket in buckets.buckets)
+        assert kept >= 0.999 * len(persons)
 
 
 NETWORK = BinaryMLP(num_features=3, hidden=(8,))

@@ -2,17 +2,14 @@
 
 import dataclasses
 import json
-from functools import cache
 
 import numpy as np
 import pytest
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.buckets import Buckets
 from silobayes.engines.local import resume, run
-from silobayes.engines.planning import build_method, shard_buckets
+from silobayes.engines.planning import build_method
 from silobayes.engines.quantile import QuantileMethod
 from silobayes.privacy import accounting
 from silobayes.privacy.door import Door, FreshDraws
@@ -25,12 +22,11 @@ from silobayes.report.build import write_report
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
 from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise
-from silobayes.testing import FreeAccount, Pair, PrivacyViolation, check_method, neighbours
+from silobayes.testing import FreeAccount, PrivacyViolation
 from tests.engines.cases import MODEL, make_silos, make_study
 from tests.engines.test_local import Stop, charges, make_inputs, same, stop_after
 from tests.engines.test_methods import ExactDoor
-from tests.engines.test_record_replay import FEATURES, MAX_ROWS, NETWORK, PUBLIC_ROWS, make_rows, person_pairs, silo_of
-from tests.engines.test_record_replay import MODEL as SMALL_MODEL
+from tests.engines.test_record_replay import Case
 
 # So few shards that only a large budget finds a quantile of their norms.
 LARGE = Budget(epsilon=3000.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
@@ -254,126 +250,9 @@ def test_the_rule_gives_the_middle_of_the_grid_and_a_tenth_of_epsilon():
     assert (chosen.clip_quantile, chosen.first_share) == (0.8, 0.2)
 
 
-# Record and replay.
+# Record and replay: bugs that the gate (test_record_replay) must catch.
 
-
-@cache
-def planned(name: str, relation: Relation) -> QuantileMethod:
-    budget = dataclasses.replace(LARGE, relation=relation)
-    silos = [silo_of(PUBLIC_ROWS)] * 2
-    model = NETWORK if "network" in name else SMALL_MODEL
-    method = build_method(model, silos, SETTINGS[name], budget, 0, max_rows=[MAX_ROWS] * 2)
-    # With noise of an ordinary budget the chosen norms are anywhere in the grid: clipping binds, or it does not.
-    return dataclasses.replace(method, first=dataclasses.replace(method.first, noise_multiplier=2.0))
-
-
-def on(template: QuantileMethod, shards: Buckets) -> QuantileMethod:
-    """The planned method on other rows."""
-    return dataclasses.replace(template, then=dataclasses.replace(template.then, shards=shards))
-
-
-def method_of(name: str, relation: Relation):
-    """Two silos through the first visit and all rounds, of which the second never changes."""
-    template = planned(name, relation)
-    is_summed = SETTINGS[name].aggregation == SUM
-    has_public_factors = SETTINGS[name].privatise is not Privatise.VIRTUAL_CLIENTS and not is_summed
-
-    def method(rows, door):
-        silos = [silo_of(rows), silo_of(PUBLIC_ROWS)]
-        ready = on(template, shard_buckets(silos, SETTINGS[name].shards_of(2), [MAX_ROWS] * 2, 0))
-        # In a sum the other silo draws what it likes: only the total is released.
-        doors = [door, Door.open(FreeAccount(relation, Unit.ROW)) if is_summed else door]
-        return public_of(ready, doors, has_public_factors)
-
-    return method
-
-
-def public_of(ready: QuantileMethod, doors, has_public_factors: bool):
-    state, public = ready.init(), []
-    while state.step < len(ready.visits):
-        state = ready.step(state, doors)
-        public += [state.server.eta_q, state.clients["norms"], ready.released(state)]
-        if has_public_factors:
-            public.append(state.clients["factors"])
-    return [public, ready.eta(state)]
-
-
-QUICK = {
-    "virtual_clients": Relation.SUBSTITUTE,
-    "local_averaging": Relation.ADD_REMOVE,
-    "parameter_perturbation": Relation.SUBSTITUTE,
-    "virtual_clients, summed": Relation.ADD_REMOVE,
-    "local_averaging, summed": Relation.SUBSTITUTE,
-    "local_averaging, network": Relation.SUBSTITUTE,
-    "parameter_perturbation, summed": Relation.SUBSTITUTE,
-}
-PAIRS = 40
-
-
-@pytest.mark.parametrize(
-    ("name", "relation"),
-    [
-        pytest.param(name, relation, marks=() if QUICK.get(name) is relation else pytest.mark.slow)
-        for name in SETTINGS
-        for relation in Relation
-    ],
-)
-def test_one_changed_row_moves_each_released_sum_by_no_more_than_is_priced_in_every_round(name, relation):
-    pairs = neighbours(np.random.default_rng(1), make_rows, relation, PAIRS)
-    assert check_method(method_of(name, relation), pairs) == PAIRS
-
-
-@pytest.mark.parametrize(
-    ("name", "relation"),
-    [
-        ("virtual_clients", Relation.SUBSTITUTE),
-        pytest.param("virtual_clients", Relation.ADD_REMOVE, marks=pytest.mark.slow),
-        pytest.param("local_averaging", Relation.SUBSTITUTE, marks=pytest.mark.slow),
-        pytest.param("local_averaging", Relation.ADD_REMOVE, marks=pytest.mark.slow),
-    ],
-)
-def test_one_changed_person_moves_each_released_sum_by_no_more_than_is_priced(name, relation):
-    settings = dataclasses.replace(SETTINGS[name], shards=3, rounds=2)
-    budget = dataclasses.replace(LARGE, relation=relation, unit=Unit.PERSON)
-
-    def silo(rows):
-        return Silo(name="a", x=rows["x"], y=rows["y"].astype(np.int32), persons=rows["persons"])
-
-    first = next(person_pairs(np.random.default_rng(0), relation, 1)).rows
-    template = build_method(SMALL_MODEL, [silo(first)], settings, budget, 0)
-
-    def method(rows, door):
-        ready = on(template, shard_buckets([silo(rows)], [3], [MAX_ROWS], 0))
-        return public_of(ready, [door], has_public_factors=False)
-
-    pairs = person_pairs(np.random.default_rng(1), relation, 16)
-    assert check_method(method, pairs, unit=Unit.PERSON) == 16
-
-
-@pytest.mark.parametrize("relation", list(Relation))
-def test_one_changed_silo_moves_each_sum_by_no_more_than_is_priced(relation):
-    """Unit = client: the rows of silo 0 are others', or there are none left; it takes part all the same."""
-    settings = dataclasses.replace(SETTINGS["parameter_perturbation, summed"], rounds=2)
-    budget = dataclasses.replace(LARGE, relation=relation, unit=Unit.CLIENT)
-    others = [(silo.x[:20, :FEATURES], silo.y[:20]) for silo in make_silos()]
-    silos = [Silo(name=str(k), x=x, y=y) for k, (x, y) in enumerate([others[0], *others])]
-    template = build_method(SMALL_MODEL, silos, settings, budget, 0)
-
-    def method(rows, door):
-        parts = [(rows["x"], rows["y"]), *others]
-        ready = on(template, Buckets(parts, [20] * 4))
-        doors = [door, *(Door.open(FreeAccount(relation, Unit.CLIENT)) for _ in others)]
-        return public_of(ready, doors, has_public_factors=False)
-
-    def rows(rng):
-        x = (10.0 ** rng.uniform(-1, 1) * rng.normal(size=(20, FEATURES))).astype(np.float32)
-        return {"x": x, "y": rng.integers(2, size=20).astype(np.int32)}
-
-    rng = np.random.default_rng(3)
-    empty = {"x": np.zeros((0, FEATURES), np.float32), "y": np.zeros(0, np.int32)}
-    others_rows = [rows(rng) if relation is Relation.SUBSTITUTE else empty for _ in range(10)]
-    pairs = [Pair(rows=rows(rng), other=one, changed=0, relation=relation, name="a silo") for one in others_rows]
-    assert check_method(method, pairs, unit=Unit.CLIENT) == 10
+GATE = Case("quantile, virtual_clients")
 
 
 def test_norms_of_counts_without_their_noise_are_caught(monkeypatch):
@@ -383,12 +262,11 @@ def test_norms_of_counts_without_their_noise_are_caught(monkeypatch):
         right_release(self, doors, bounded, sum_index)
         return [np.sum(parts, axis=0) for parts in zip(*(own.decode(own.total) for own in bounded), strict=True)]
 
-    sums = type(planned("virtual_clients", Relation.SUBSTITUTE).first)
+    sums = type(build("virtual_clients", make_silos()).first)
     right_release = sums.release_blocks
     monkeypatch.setattr(sums, "release_blocks", exact)
-    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
     with pytest.raises(PrivacyViolation, match="public"):
-        check_method(method_of("virtual_clients", Relation.SUBSTITUTE), pairs)
+        GATE.check(Relation.SUBSTITUTE, 40)
 
 
 def test_norms_in_units_of_the_silos_own_mean_are_caught(monkeypatch):
@@ -401,9 +279,8 @@ def test_norms_in_units_of_the_silos_own_mean_are_caught(monkeypatch):
 
     right_counts = clip_norms._one_hot
     monkeypatch.setattr(clip_norms, "_one_hot", relative)
-    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.SUBSTITUTE, PAIRS)
     with pytest.raises(PrivacyViolation, match="Release 0"):
-        check_method(method_of("virtual_clients", Relation.SUBSTITUTE), pairs)
+        GATE.check(Relation.SUBSTITUTE, 40)
 
 
 def test_counts_priced_as_if_a_shard_vanished_with_its_row_are_caught(monkeypatch):
@@ -414,9 +291,8 @@ def test_counts_priced_as_if_a_shard_vanished_with_its_row_are_caught(monkeypatc
         return clip_norms.clip_blocks(hot, [1.0, 1.0], unit=unit, sharded=False)
 
     monkeypatch.setattr(clip_norms, "bounded_counts", unsharded)
-    pairs = neighbours(np.random.default_rng(2), make_rows, Relation.ADD_REMOVE, PAIRS)
     with pytest.raises(PrivacyViolation, match="Release 0"):
-        check_method(method_of("virtual_clients", Relation.ADD_REMOVE), pairs)
+        GATE.check(Relation.ADD_REMOVE, 40)
 
 
 # A whole run.

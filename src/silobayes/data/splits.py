@@ -1,28 +1,31 @@
 """Dealing rows to silos: the splits of the experiments, as lists of row numbers.
 
-These simulate a federation: they run before the silos exist, and the guarantee of a study is about each silo's rows as
-dealt. Row numbers are returned in random order. With `persons`, all rows of one person go to one part, because a
-person in two silos would pay twice.
+These simulate a federation: they run before the silos exist. `even`, `column` and `hold_out` look at a row's own place or
+person, so that neighbours in the table are neighbours in a silo. `rho_kappa` and `label_skew` make silos of given class
+shares, which only all labels together can decide: there the guarantee of a study is about each silo's rows as dealt, not
+about the table they were dealt from. With `persons`, all rows of one person go to one part, because a person in two
+silos would pay twice; where they go follows from a keyed hash of their own id, and not from who else is there.
 
 Guarantees:
     Parts do not overlap, and no part is empty.
     The rows of one person stay together.
+    A person's part follows from their own id alone.
 """
 
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
+from silobayes.core.hashing import stable_hashes
 
 Parts = list[np.ndarray]
 
 
 def even(rng: np.random.Generator, num_rows: int, *, count: int, persons: np.ndarray | None = None) -> Parts:
-    """All rows in `count` parts whose sizes differ by at most one (with persons: by little more than one person)."""
+    """All rows in `count` parts whose sizes differ by at most one (with persons: as chance has it)."""
     if persons is None:
         return _no_empty(np.array_split(rng.permutation(num_rows), count))
-    order, ends = _shuffled_persons(rng, persons)
-    cuts = ends[np.searchsorted(ends, np.arange(1, count) * num_rows / count)]
-    return _no_empty(np.split(order, cuts))
+    numbers = _own_numbers(rng, persons)
+    return _no_empty([np.flatnonzero(np.floor(numbers * count) == k) for k in range(count)])
 
 
 def rho_kappa(rng: np.random.Generator, labels: np.ndarray, *, count: int, rho: float, kappa: float) -> Parts:
@@ -98,25 +101,28 @@ def column(codes: np.ndarray, *, count: int, persons: np.ndarray | None = None) 
 def hold_out(
     rng: np.random.Generator, num_rows: int, *, share: float, persons: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(training rows, test rows): round(share * n) rows to test, whole persons only if `persons` are given."""
-    num_test = round(share * num_rows)
+    """(training rows, test rows): round(share * n) rows to test; each person with probability `share` if given.
+
+    Metrics on test rows have no noise, so nobody's id may decide on whose rows they are computed: persons are not
+    ranked, and their number is not looked at.
+    """
     if persons is None:
-        order = rng.permutation(num_rows)
+        order, num_test = rng.permutation(num_rows), round(share * num_rows)
+        train, test = order[num_test:], order[:num_test]
     else:
-        order, ends = _shuffled_persons(rng, persons)
-        num_test = int(ends[np.searchsorted(ends, num_test)])
-    if not 0 < num_test < num_rows:
+        is_test = _own_numbers(rng, persons) < share
+        train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if not (len(train) and len(test)):
         fix = "Take another share, add rows, or pass the path of a test table."
         raise InvalidInput("data.test", "a share that leaves rows to train and to test", share, fix)
-    return order[num_test:], order[:num_test]
+    return train, test
 
 
-def _shuffled_persons(rng: np.random.Generator, persons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in a random order of persons, and where in it each person ends."""
-    _, codes = np.unique(persons, return_inverse=True)
-    rank = rng.permutation(codes.max() + 1)[codes]
-    order = np.argsort(rank, kind="stable")
-    return order, np.cumsum(np.bincount(rank))
+def _own_numbers(rng: np.random.Generator, persons: np.ndarray) -> np.ndarray:
+    """A number in [0, 1) for the person of each row: a hash of their id under a key that is the same for all."""
+    key = int(rng.integers(2**63))
+    hashes = np.array(stable_hashes(f"{key}/{person}" for person in persons.tolist()), dtype=np.int64)
+    return (hashes.view(np.uint64) >> np.uint64(11)) * 2.0**-53
 
 
 def _no_empty(parts: Parts) -> Parts:

@@ -1,6 +1,7 @@
 """From public settings to a method with its noise: everything is checked and priced before anything is spent."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -41,6 +42,10 @@ from silobayes.secure.fixed_point import Modulus
 from silobayes.study import PERTURBING, AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind
 
 Key = TypeVar("Key")
+
+# Of a shard of persons: how many rows somebody is thought to have where no bound is declared, and the room above the
+# mean, in standard deviations.
+_ROWS_PER_PERSON, _WIDTH_DEVIATIONS = 8, 5.0
 
 
 def family_of(model: AbstractModel, posterior: PosteriorKind) -> GaussianFamily:
@@ -168,6 +173,9 @@ def _check(model: AbstractModel, silos: Sequence[Silo], settings: Settings, budg
         _check_sums(settings, budget, len(silos))
     if budget is None:
         return
+    if budget.unit is not Unit.PERSON and any(silo.persons is not None for silo in silos):
+        fix = 'Set privacy.unit = "person", or leave persons out: whole persons would be dealt and priced as rows.'
+        raise InvalidInput("silos.persons", f"none with privacy.unit = {budget.unit.value}", "persons", fix)
     if budget.unit is Unit.CLIENT:
         if settings.privatise is not Privatise.PARAMETER_PERTURBATION:
             fix = "A silo's whole change is one term: use parameter_perturbation."
@@ -274,7 +282,7 @@ def _perturbed(
     noise = _noise_multipliers(priced, event_of, budget, besides=besides)
     return PerturbedMethod(
         **common,
-        shards=shard_buckets(silos, counts_of_shards, slots, common["seed"]),
+        shards=shard_buckets(silos, counts_of_shards, slots, common["seed"], settings.rows_per_person),
         shards_per_client=counts_of_shards,
         averages_shards=averages_shards,
         ball=ball,
@@ -360,17 +368,44 @@ def _person_buckets(silos: Sequence[Silo], settings: Settings, slots: Sequence[i
     return Buckets(parts, slots, persons=persons, rows_per_unit=settings.rows_per_person)
 
 
-def shard_buckets(silos: Sequence[Silo], counts: Sequence[int], slots: Sequence[int], seed: int) -> Buckets:
-    """All shards of all silos, silo by silo; `counts` are their numbers."""
+def shard_buckets(
+    silos: Sequence[Silo],
+    counts: Sequence[int],
+    slots: Sequence[int],
+    seed: int,
+    rows_per_person: int | None = None,
+) -> Buckets:
+    """All shards of all silos, silo by silo; `counts` are their numbers, `slots` the silos' public numbers of rows.
+
+    Guarantees:
+        - the shapes of all shards follow from public numbers
+    """
     parts, sizes = [], []
     for silo, num_shards, max_rows in zip(silos, counts, slots, strict=True):
         shard_of_slot = deal(silo, num_shards, max_rows, seed)
+        if silo.persons is None:
+            widths = np.maximum(1, np.bincount(shard_of_slot, minlength=num_shards))
+        else:
+            widths = np.full(num_shards, width_of_shards(max_rows, num_shards, rows_per_person))
         shard_of_row = shard_of_slot[: len(silo.y)]
         order = np.argsort(shard_of_row, kind="stable")
         ends = np.cumsum(np.bincount(shard_of_row, minlength=num_shards))[:-1]
-        parts += [(silo.x[own], silo.y[own]) for own in np.split(order, ends)]
-        sizes += np.maximum(1, np.bincount(shard_of_slot, minlength=num_shards)).tolist()
+        # A shard's rows beyond its width are left out: which these are is the business of that shard alone.
+        own_rows = [own[:width] for own, width in zip(np.split(order, ends), widths, strict=True)]
+        parts += [(silo.x[own], silo.y[own]) for own in own_rows]
+        sizes += widths.tolist()
     return Buckets(parts, sizes)
+
+
+def width_of_shards(max_rows: int, num_shards: int, rows_per_person: int | None) -> int:
+    """Slots of a shard of persons, from public numbers alone.
+
+    How many rows a shard holds is somebody's secret: if shapes followed it, compiled code could round the sums of
+    *other* shards differently. Persons fall into shards by chance, about as a Poisson number of them with up to
+    `rows_per_person` rows each, so the width is that many standard deviations above the mean.
+    """
+    mean, rows = max_rows / num_shards, rows_per_person or _ROWS_PER_PERSON
+    return max(1, min(max_rows, math.ceil(mean + rows + _WIDTH_DEVIATIONS * math.sqrt(mean * rows))))
 
 
 def deal(silo: Silo, num_shards: int, max_rows: int, seed: int) -> np.ndarray:
