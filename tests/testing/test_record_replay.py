@@ -9,6 +9,7 @@ from silobayes.privacy.relation import Relation
 from silobayes.privacy.sampling import PoissonSampler
 from silobayes.testing import PrivacyViolation, check_method, neighbours
 from silobayes.testing.laws import check_batch_law
+from tests.testing import planted
 from tests.testing.methods import MAX_ROWS, METHODS, PLANTED, dp_sgd, make_full_rows, make_rows, survey
 
 PAIRS = 2000
@@ -46,6 +47,19 @@ def test_a_planted_bug_is_caught(bug, method):
     relation = RELATION_OF.get(bug, Relation.SUBSTITUTE)
     with pytest.raises(PrivacyViolation):
         check_method(partial(method, bug=bug), neighbours(np.random.default_rng(4), make_rows, relation, 200))
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_every_right_method_passes(relation):
+    pairs = neighbours(np.random.default_rng(4), make_rows, relation, 200)
+    assert check_method(planted.right, pairs, num_silos=2) == 200
+
+
+@pytest.mark.parametrize("plant", planted.PLANTS, ids=lambda plant: plant.method.__name__)
+def test_an_attack_is_caught(plant):
+    pairs = neighbours(np.random.default_rng(4), make_rows, plant.relation, 200)
+    with pytest.raises(PrivacyViolation):
+        check_method(plant.method, pairs, num_silos=2)
 
 
 def test_a_public_result_that_went_around_the_door_is_caught():

@@ -3,7 +3,7 @@
 A sum that moves by no more than was priced protects nobody if its noise is a hundredth of what was paid, is the same in
 two silos or in two steps, or is uniform where a Gaussian was priced; nor does a batch that is not drawn as it says.
 Noise is turned into *normal scores*, which are independent standard normal under the priced law. Then: mean squares of
-every single release and of all releases of one price (chi-square), the shape (Kolmogorov-Smirnov), products of any two
+every single release and of all releases of one price (chi-square), the shape (counts beyond given edges), products of any two
 releases, of two coordinates, and of noise with itself in any other run (given the one factor a sum of products is
 normal, so each has exact tails). Batches: sizes, the share of every slot, overlaps in time and between silos.
 
@@ -28,9 +28,8 @@ from silobayes.privacy.events import (
 from silobayes.privacy.sampling import Sampler
 
 FALSE_ALARM = 1e-9
-# The shape of noise is looked at once there are so many numbers; a grid below so many steps a standard deviation is
-# too coarse for a law without steps.
-_ENOUGH = 100
+# The shape of noise: how many scores lie beyond each of these, and how many are positive.
+_EDGES = (0.25, 1.0, 2.0, 3.0)
 
 
 class PrivacyViolation(AssertionError):
@@ -87,9 +86,7 @@ def check_noise_law(runs: Sequence[Sequence[Sequence[Released]]]) -> None:
     for event in dict.fromkeys(event for _, event, _ in columns):
         pooled = np.concatenate([scores.ravel() for _, own, scores in columns if own == event])
         _test_size(tests, pooled, f"all releases ({event.mechanism})")
-        if len(pooled) >= _ENOUGH:
-            tail = float(stats.kstest(pooled, "norm").pvalue)
-            tests.add(tail, f"Expected the priced law of noise in all releases ({event.mechanism}), got another shape")
+        _test_shape(tests, pooled, f"all releases ({event.mechanism})")
     _test_independence(tests, columns)
     tests.raise_if_unlikely("Draw the noise that is priced, through the door, afresh for every release of every silo.")
 
@@ -108,6 +105,14 @@ def _test_size(tests: _Tests, scores: np.ndarray, name: str) -> None:
     tail = 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
     size = np.sqrt(squares / count)
     tests.add(tail, f"Expected noise as large as priced in {name}, got {size:.3g} of it in {count} numbers")
+
+
+def _test_shape(tests: _Tests, scores: np.ndarray, name: str) -> None:
+    _test_count(tests, int(np.sum(scores > 0.0)), scores.size, 0.5, f"positive noise in {name}")
+    for edge in _EDGES:
+        rate = 2.0 * float(special.ndtr(-edge))
+        beyond = int(np.sum(np.abs(scores) > edge))
+        _test_count(tests, beyond, scores.size, rate, f"noise beyond {edge:g} standard deviations in {name}")
 
 
 def _test_independence(tests: _Tests, columns: list[tuple[str, AbstractEvent, np.ndarray]]) -> None:
