@@ -57,9 +57,9 @@ def ours(model: AbstractModel, x: np.ndarray, y: np.ndarray, batch: int, num_ste
     def run() -> None:
         steps = open_steps(door, plan)
         eta, seen = maximise_privately(
-            model, family, key, prior, start, rows, steps.inputs, plan, step_size=peers.STEP_SIZE
+            model, family, key, prior, start, rows, steps, plan, step_size=peers.STEP_SIZE
         )
-        steps.close(seen)
+        close_steps(door, seen)
         jax.block_until_ready(eta)
 
     return Arm(name=OURS, num_steps=num_steps, run=run)

@@ -20,7 +20,7 @@ from silobayes.inference.vi import maximise
 from silobayes.models.numpyro_model import from_numpyro
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
-from silobayes.privacy.loops import Step, StepPlan, open_steps
+from silobayes.privacy.loops import Step, StepPlan, close_steps, open_steps
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler
 from silobayes.testing import FreeAccount, PrivacyViolation, check_method, neighbours
@@ -73,9 +73,9 @@ def two_rounds(rows, door, *, model, family, clipping, sampler=None):
     for _ in range(2):
         steps = open_steps(door, plan)
         eta_new, seen = maximise_privately(
-            model, family, KEY, eta_q - eta_t, eta_q, silo, steps.inputs, plan, step_size=0.1, clipping=clipping
+            model, family, KEY, eta_q - eta_t, eta_q, silo, steps, plan, step_size=0.1, clipping=clipping
         )
-        steps.close(seen)
+        close_steps(door, seen)
         eta_t, eta_q = eta_new - eta_p, eta_new
         public.append(jax.tree.map(np.asarray, eta_q))
     return public
@@ -136,10 +136,10 @@ def test_the_gate_catches_a_larger_clip_norm_than_was_priced():
         steps = open_steps(door, plan_for(family))
         eta = LOGISTIC.prior_eta(family)
         _, seen = ascend_privately(
-            LOGISTIC, family, KEY, eta, eta, pad(rows["x"], rows["y"], MAX_ROWS), steps.inputs,
+            LOGISTIC, family, KEY, eta, eta, pad(rows["x"], rows["y"], MAX_ROWS), steps,
             clip_norm=1.5 * CLIP_NORM, sample_rate=0.5, step_size=0.1, clipping="label_free",
         )  # fmt: skip
-        steps.close(seen)
+        close_steps(door, seen)
 
     with pytest.raises(PrivacyViolation, match="move by at most"):
         check_method(underpaid, neighbours(np.random.default_rng(3), make_rows, Relation.SUBSTITUTE, 40))
@@ -208,10 +208,10 @@ def test_with_one_row_per_person_it_is_the_loop_over_rows():
     steps = open_steps(Door(FreeAccount(Relation.SUBSTITUTE, Unit.PERSON), FreshDraws(Entropy.not_private(1))), plan)
     run = partial(maximise_privately, LOGISTIC, family, KEY, eta, eta, step_size=0.1)
     rows = pad(raw["x"], raw["y"], MAX_ROWS)
-    expected, _ = run(rows, steps.inputs, plan)
+    expected, _ = run(rows, steps, plan)
     apart = pad(np.repeat(raw["x"], 2, axis=0), np.repeat(raw["y"], 2), 2 * MAX_ROWS)
     apart = Rows(x=apart.x, y=apart.y, present=jnp.arange(2 * MAX_ROWS) % 2 == 0)
-    got, _ = run(apart, steps.inputs, plan, rows_per_unit=2)
+    got, _ = run(apart, steps, plan, rows_per_unit=2)
     assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -225,9 +225,9 @@ def test_one_changed_person_moves_each_released_sum_by_no_more_than_the_plan_pri
         steps = open_steps(door, plan)
         silo = pad(np.repeat(rows["x"], 2, axis=0), np.repeat(rows["y"], 2), 2 * MAX_ROWS)
         eta_q, seen = maximise_privately(
-            LOGISTIC, family, KEY, eta, eta, silo, steps.inputs, plan, step_size=0.1, rows_per_unit=2
+            LOGISTIC, family, KEY, eta, eta, silo, steps, plan, step_size=0.1, rows_per_unit=2
         )
-        steps.close(seen)
+        close_steps(door, seen)
         return jax.tree.map(np.asarray, eta_q)
 
     pairs = neighbours(np.random.default_rng(1), make_rows, Relation.SUBSTITUTE, 24)

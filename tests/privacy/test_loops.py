@@ -73,12 +73,12 @@ def test_a_plan_for_another_unit_than_the_accounts_is_refused():
 
 def test_inputs_have_the_priced_noise_and_batches():
     steps = open_steps(a_door(), PLAN)
-    noise = np.asarray(steps.inputs.noise).ravel()
-    law = stats.norm(scale=steps.event.std)
+    noise = np.asarray(steps.noise).ravel()
+    law = stats.norm(scale=PLAN.event.std)
     assert stats.kstest(noise, law.cdf).pvalue > ALARM
     for factor in (2 / 3, 3 / 2):
         assert stats.kstest(noise * factor, law.cdf).pvalue < ALARM
-    sizes = np.asarray(steps.inputs.mask).sum()
+    sizes = np.asarray(steps.mask).sum()
     assert stats.binomtest(int(sizes), PLAN.num_steps * 100, 0.2).pvalue > ALARM
 
 
@@ -99,7 +99,7 @@ def test_batches_of_usual_and_unusual_sizes_are_kept_whole(largest, width):
             return drawn
 
     account = FreeAccount(Relation.SUBSTITUTE, Unit.ROW)
-    inputs = open_steps(Door(account, Draws(Entropy.not_private(2))), PLAN).inputs
+    inputs = open_steps(Door(account, Draws(Entropy.not_private(2))), PLAN)
     assert USUAL < CAPACITY
     assert inputs.indices.shape == inputs.mask.shape == (PLAN.num_steps, width)
     for batch, indices, mask in zip(batches, inputs.indices, inputs.mask, strict=True):
@@ -113,9 +113,9 @@ def test_a_normal_run_returns_nothing_but_releases():
         released, seen = step.release(jnp.ones(PLAN.dimension))
         return state + released, seen
 
-    state, seen = jax.jit(lambda inputs: jax.lax.scan(body, jnp.zeros(PLAN.dimension), inputs))(steps.inputs)
+    state, seen = jax.jit(lambda inputs: jax.lax.scan(body, jnp.zeros(PLAN.dimension), inputs))(steps)
     assert seen is None
-    np.testing.assert_allclose(state, PLAN.num_steps + np.asarray(steps.inputs.noise).sum(axis=0), rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(state, PLAN.num_steps + np.asarray(steps.noise).sum(axis=0), rtol=1e-4, atol=1e-2)
 
 
 compiled_sum = jax.jit(clipped_sum)
@@ -149,7 +149,7 @@ def test_rounding_of_a_long_sum_stays_within_the_price(num_terms):
 
 
 def test_a_step_aims_below_the_clip_norm_by_what_its_sum_may_err():
-    inputs = open_steps(a_door(), PLAN).inputs
+    inputs = open_steps(a_door(), PLAN)
     width = inputs.mask.shape[1]
     assert inputs.aim(1.0) == pytest.approx(1 / (1 + width / 2**20), rel=1e-12)
     assert inputs.aim(1.0, 3) == pytest.approx(1 / (1 + 3 * width / 2**20), rel=1e-12)

@@ -10,7 +10,7 @@ import numpy as np
 from silobayes.privacy.clipping import clip, clip_blocks, general, non_negative, psd
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import DiscreteGaussianEvent
-from silobayes.privacy.loops import StepPlan, clipped_sum, open_steps
+from silobayes.privacy.loops import StepPlan, clipped_sum, close_steps, open_steps
 from silobayes.privacy.mechanisms import AbstractMechanism, GaussianMechanism
 from silobayes.privacy.sampling import Batch, FixedSizeSampler, PoissonSampler
 
@@ -74,8 +74,8 @@ def dp_sgd(rows, door: Door, *, bug: str | None = None, fixed_size: bool = False
     plan = StepPlan(sampler=sampler, num_steps=STEPS, clip_norm=CLIP_NORM, noise_multiplier=2.0, dimension=FEATURES)
     steps = open_steps(door, plan)
     present = np.arange(MAX_ROWS) < len(rows["x"])
-    theta, seen = _scan(padded(rows, "x"), padded(rows, "y"), present, steps.inputs, bug=bug)
-    steps.close(seen)
+    theta, seen = _scan(padded(rows, "x"), padded(rows, "y"), present, steps, bug=bug)
+    close_steps(door, seen)
     return np.asarray(theta)
 
 

@@ -6,8 +6,8 @@ step), in clipping GLMs by the worst case over the label (UNCERTAINTY F7), and i
 Where the unit is a person, batches are of persons, and a person's rows are clipped together.
 
     steps = open_steps(door, plan)                       # pays for the whole loop
-    eta, seen = maximise_privately(model, family, key, eta_cavity, eta_start, rows, steps.inputs, plan, ...)
-    steps.close(seen)
+    eta, seen = maximise_privately(model, family, key, eta_cavity, eta_start, rows, steps, plan, ...)
+    close_steps(door, seen)
 
 Everything but the released sums is public: the result is post-processing of what was paid for.
 """
@@ -45,7 +45,7 @@ def maximise_privately(
     clipping: Clipping = "label_free",
     rows_per_unit: int = 1,
 ) -> tuple[GaussianEta, Any]:
-    """The local optimum q, and what the scan collected for `Steps.close`. Compiled once per shape.
+    """The local optimum q, and what the scan collected for `close_steps`. Compiled once per shape.
 
     Map over silos with a leading axis on key, cavity, start, rows and steps; silos whose plans differ in
     `sample_rate` or `clip_norm` go through `ascend_privately`, where these are arrays.
@@ -57,7 +57,7 @@ def maximise_privately(
         eta_cavity: May be improper.
         eta_start: Must be proper.
         rows: At least `plan.sampler.max_rows * rows_per_unit` slots; empty ones have `present=False`.
-        steps: `Steps.inputs` of `open_steps(door, plan)`.
+        steps: What `open_steps(door, plan)` gives.
         plan: Public; `plan.dimension` is `num_coordinates(family)`.
         step_size: Of Adam. One number, lowered to zero by a cosine; or one per step, taken as they are.
         clipping: `label_free` where the model lists its worst labels (else as `ordinary`), or `ordinary`.

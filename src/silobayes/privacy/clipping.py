@@ -8,7 +8,7 @@ has its own clip norm, is divided by it, and all of them together are one vector
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -175,6 +175,13 @@ class Bounded:
         if self.order == 1:
             return l1_sensitivity(self.blocks[0].norm, relation)
         return math.sqrt(sum(l2_sensitivity(block.norm, block.terms, relation) ** 2 for block in self.blocks))
+
+    def with_norms(self, clip_norms: Sequence[float] | None) -> "Bounded":
+        """A sum of the same layout whose blocks were clipped to other norms (None: to the same)."""
+        if clip_norms is None:
+            return self
+        norms = zip(self.blocks, clip_norms, strict=True)
+        return replace(self, blocks=tuple(replace(block, clip_norm=float(norm)) for block, norm in norms))
 
     def decode(self, counts: np.ndarray) -> tuple[np.ndarray, ...]:
         """Grid counts -> one float64 vector per block, in the statistic's own units."""

@@ -45,14 +45,13 @@ class Account(Protocol):
 class LoopDraws:
     """Randomness of a compiled loop: the slots of each batch and standard normal noise.
 
-    `replayed` (releases to feed back instead) and `recorder` (called with pre-noise sums and releases) belong to
-    record/replay; a real run has neither.
+    `replayed` belongs to record/replay: releases to feed back instead, NaN where they are drawn and recorded. A real run
+    has none.
     """
 
     batches: list[np.ndarray] = field(repr=False)
     noise: np.ndarray = field(repr=False)
     replayed: np.ndarray | None = None
-    recorder: Callable[[np.ndarray, np.ndarray], None] | None = None
 
 
 class AbstractDraws(ABC):
@@ -89,6 +88,10 @@ class AbstractDraws(ABC):
     @abstractmethod
     def loop(self, sampler: Sampler, dimension: int, event: AbstractEvent) -> LoopDraws:
         """Batches and noise for the `event.count` steps of a compiled loop."""
+
+    @abstractmethod
+    def close_loop(self, totals: np.ndarray, releases: np.ndarray) -> None:
+        """Take what the oldest loop that is still open has shown: only replayed loops show anything."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,9 @@ class FreshDraws(AbstractDraws):
             batches=self._batches(sampler, event.count),
             noise=self.entropy.normal_float32((event.count, dimension)),
         )
+
+    def close_loop(self, totals: np.ndarray, releases: np.ndarray) -> None:
+        """See `AbstractDraws`."""
 
     def _batches(self, sampler: Sampler, num_draws: int) -> list[np.ndarray]:
         if isinstance(sampler, PoissonSampler):

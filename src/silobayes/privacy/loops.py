@@ -9,12 +9,11 @@ certificate can say so too (DESIGN 6). A loop reads
         terms = gradients(state, rows[step.indices])
         released, seen = step.release(clipped_sum(terms, step.mask, plan.clip_norm))
         return update(state, released), seen
-    state, seen = jax.lax.scan(body, state, steps.inputs)
-    steps.close(seen)
+    state, seen = jax.lax.scan(body, state, steps)
+    close_steps(door, seen)
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import equinox as eqx
 import jax
@@ -93,24 +92,8 @@ class Step(eqx.Module):
         return released, (total, released)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Steps:
-    """A paid loop: `inputs` for the scan, `close` for what the scan collected."""
-
-    inputs: Step
-    event: GaussianEvent
-    is_private: bool
-    recorder: Callable[[np.ndarray, np.ndarray], None] | None = field(repr=False, default=None)
-
-    def close(self, seen: tuple | None) -> None:
-        """Hand the pre-noise sums to the recorder, if there is one."""
-        if self.recorder is not None:
-            assert seen is not None, "return the second value of step.release from the scan body"
-            self.recorder(np.asarray(seen[0]), np.asarray(seen[1]))
-
-
-def open_steps(door: Door, plan: StepPlan) -> Steps:
-    """Pay for the whole loop, then draw its batches and noise.
+def open_steps(door: Door, plan: StepPlan) -> Step:
+    """Pay for the whole loop, then draw its batches and noise: the scan's inputs.
 
     Guarantees:
         All steps are charged, as one event, before the first draw.
@@ -122,11 +105,13 @@ def open_steps(door: Door, plan: StepPlan) -> Steps:
     draws = door.draws.loop(plan.sampler, plan.dimension, event)
     np.multiply(draws.noise, np.float32(event.std), out=draws.noise)  # in place: a second array takes longer to get
     indices, mask = _padded(draws.batches, plan.sampler)
-    replayed = draws.replayed
-    if draws.recorder is not None and replayed is None:
-        replayed = np.full_like(draws.noise, np.nan)
-    inputs = Step(indices=indices, mask=mask, noise=draws.noise, replayed=replayed)
-    return Steps(inputs=inputs, event=event, is_private=door.draws.is_private, recorder=draws.recorder)
+    return Step(indices=indices, mask=mask, noise=draws.noise, replayed=draws.replayed)
+
+
+def close_steps(door: Door, seen: tuple | None) -> None:
+    """Hand what the scan collected to the door: nothing, but in record/replay."""
+    if seen is not None:
+        door.draws.close_loop(np.asarray(seen[0]), np.asarray(seen[1]))
 
 
 def _padded(batches: list[np.ndarray], sampler: Sampler) -> tuple[np.ndarray, np.ndarray]:

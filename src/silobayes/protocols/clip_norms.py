@@ -10,14 +10,31 @@ these counts leave; what follows from them is public.
 - `norm_per_visit`: a factor moves by `damping` times the clip norm in each visit, so it need not get there in one.
 
 The grid is public: steps of sqrt(2) around the norm that the default rule gives, two orders of magnitude to each side.
+All later prices are in units of the chosen norms, so the whole study is priced and charged before the first row is
+looked at, whatever will be chosen.
+
+Guarantees:
+    - a silo pays for its counts once and for each later visit
+    - the price does not depend on the norms that are chosen
+    - q is where it starts until the norms are chosen
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from silobayes.models.base import GaussianEta
+from silobayes.posterior import Posterior
 from silobayes.privacy.clipping import Bounded, clip_blocks, non_negative
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.queries import Message, PrivateSum, Total
 from silobayes.privacy.relation import Unit
+from silobayes.protocols import perturbed, pvi
+from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.schedule import Visit
 
 _EXPONENTS = np.arange(-14, 15) / 2
 NUM_BINS = len(_EXPONENTS)
@@ -84,3 +101,95 @@ def noise_of_share(stddev: float, num_shards: int) -> float:
     noise on one count.
     """
     return stddev * float(np.sqrt(NUM_BINS)) / 2 / num_shards
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CountingSilo(AbstractSilo[pvi.SiloState]):
+    """The first visit: how many of the silo's shards ask for a first change of which size."""
+
+    then: perturbed.AbstractPerturbingSilo
+    query: PrivateSum
+
+    @property
+    def solve(self) -> perturbed.RefitShards:
+        """See `AbstractSilo`."""
+        return self.then.solve
+
+    def init(self, seat: Seat) -> pvi.SiloState:
+        """See `AbstractSilo`."""
+        return self.then.init(seat)
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> np.ndarray:
+        """See `AbstractSilo`."""
+        return self.then.draw(door, seat, visit)
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: perturbed.Down, found: GaussianEta
+    ) -> tuple[pvi.SiloState, Message]:
+        """See `AbstractSilo`; the factors stay where they are."""
+        assert door is not None
+        parts = self.then.ball_at(down).flatten(self.then.change(seat, own, found))
+        counts = bounded_counts(parts, grids_of(self.then.ball), self.then.ball.unit)
+        return own, self.query.write(door, seat.index, counts)
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """The counts."""
+        return (pvi.repeated(self.query.event(seat.index), num_visits),)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantileServer(AbstractServer[perturbed.ServerState]):
+    """Chooses the norms in part 0 and leaves all else to `then`.
+
+    `quantile` is that of the shards' first changes; norms times `per_silo` are in units of `protocol.clip_norm`.
+    """
+
+    then: perturbed.PerturbedServer
+    query: PrivateSum
+    quantile: float
+    per_silo: float
+    visits_of_a_silo: float
+
+    def init(self) -> perturbed.ServerState:
+        """Until norms are chosen they are those of the rule."""
+        return self.then.init()
+
+    def down(self, state: perturbed.ServerState, visit: Visit) -> perturbed.Down:
+        """See `AbstractServer`."""
+        return self.then.down(state, visit)
+
+    def merge(self, state: perturbed.ServerState, visit: Visit, total: Total) -> Merged[perturbed.ServerState]:
+        """See `AbstractServer`."""
+        if visit.part > 0:
+            return self.then.merge(state, visit, total)
+        counts, grids = self.query.read(total).blocks, grids_of(self.then.ball)
+        norms = [quantile_norm(own, grid, self.quantile) for own, grid in zip(counts, grids, strict=True)]
+        path = {"damping": self.then.inner.damping, "num_visits": self.visits_of_a_silo}
+        chosen = np.array([norm_per_visit(norm, **path) for norm in norms])
+        return Merged(state=perturbed.ServerState(pvi=state.pvi, norms=chosen), counted=True)
+
+    def posterior(self, state: perturbed.ServerState) -> Posterior:
+        """See `AbstractServer`."""
+        return self.then.posterior(state)
+
+    def info(self, state: perturbed.ServerState) -> dict[str, Any]:
+        """The present q and the chosen norms."""
+        return self.then.info(state) | self._released(state)
+
+    def facts(self, state: perturbed.ServerState) -> dict[str, Any]:
+        """The chosen norms."""
+        return self.then.facts(state) | self._released(state)
+
+    def _released(self, state: perturbed.ServerState) -> dict[str, Any]:
+        return {"released": {"clip_norms": (self.per_silo * state.norms).tolist()}}
+
+
+def empty_counts(ball: perturbed.Ball) -> Bounded:
+    """The counts of a silo without shards: enough to say what they cost."""
+    nothing = np.zeros((0, 1))
+    return bounded_counts([nothing, nothing], grids_of(ball), ball.unit)
+
+
+def grids_of(ball: perturbed.Ball) -> list[np.ndarray]:
+    """The public grid of each part, around the rule's norms."""
+    return [norm_grid(middle) for middle in ball.clip_norms]

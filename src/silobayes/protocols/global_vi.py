@@ -1,30 +1,46 @@
-"""Global VI (SPEC 3, baselines): one optimisation over the union of rows, one sum over clients per step.
+"""Global VI (SPEC 3, baselines): one optimisation over the union of rows, one sum over silos per step.
 
-A client's message is the (clipped, noised) gradient of its own rows' likelihood term; the server adds them up,
-subtracts the KL term, which needs no rows, and takes one step of Adam. Communications are counted as what they are:
-one message up and down per client and *step*. Where each client adds a noise of its own, all steps run in one compiled
-loop (`run_steps`). Where only the sum becomes public, a step is: batches, `partial_sums` at each client, a sum with
-shares of noise, `server_step`.
+A silo's message is the (clipped, noised) gradient of its own rows' likelihood term; the server adds them up, subtracts
+the KL term, which needs no rows, and takes one step of Adam. Communications are counted as what they are: one message up
+and down per silo and *step*, so a visit of `steps` steps is as many exchanges. Where each silo adds a noise of its own a
+local engine may run all steps of a visit in one compiled loop (`run_steps`), with the same float32 noise.
+
+Guarantees:
+    - without privacy it reaches the optimum of global VI
+    - one changed row moves each released sum by no more than is priced
 """
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from silobayes.inference.ascent import draw_keys
-from silobayes.inference.coordinates import AbstractPoint, point_at
+from silobayes.inference.ascent import draw_keys, step_sizes_of
+from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
 from silobayes.inference.row_gradients import Clipping, batch_gradient, row_gradients
 from silobayes.inference.rows import Rows
+from silobayes.inference.solvers import LocalOptimum, chunk_gradients, usable
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
-from silobayes.privacy.loops import Step
-from silobayes.privacy.sampling import PoissonSampler
+from silobayes.posterior import Posterior
+from silobayes.privacy.clipping import Bounded, bounded_loop_sum
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.loops import Step, StepPlan, close_steps
+from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
+from silobayes.privacy.relation import Unit
+from silobayes.privacy.sampling import Batch, Sampler
+from silobayes.protocols import pvi
+from silobayes.protocols.etas import to_host, to_single
+from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.schedule import Visit
 
 _OPTIMISER = optax.scale_by_adam()
 # Rows whose clipped gradients are added up in float32; chunks are added up in float64 (clipping.bounded_loop_sum).
@@ -32,64 +48,318 @@ CHUNK = 64
 
 
 class ServerState(eqx.Module):
-    """Coordinates of q and the optimiser's state; public."""
+    """Coordinates of q, the optimiser's state, and how many steps were taken; public."""
+
+    point: AbstractPoint
+    adam: Any
+    num_steps: int
+    num_visits: int
+    num_counted: int
+
+
+class Down(eqx.Module):
+    """Where the gradient is asked for, and the step's reparameterised draw (None for models that need none)."""
+
+    point: AbstractPoint
+    draw: Array | None
+
+
+class WholeGradient(eqx.Module):
+    """The gradient of all rows, without privacy."""
+
+    model: AbstractModel
+    side_by_side: ClassVar[bool] = True
+
+    def __call__(self, rows: Rows, own: Any, down: Down, drawn: Any, key: PRNGKeyArray) -> Array:
+        """The silo's message."""
+        return whole_gradient(self.model, down.point, down.draw, rows)
+
+
+class ReleasedGradient(eqx.Module):
+    """The gradient of a batch, clipped and with its own noise."""
+
+    model: AbstractModel
+    clip_norm: np.ndarray
+    clipping: Clipping = eqx.field(static=True)
+    rows_per_unit: int = eqx.field(static=True)
+    side_by_side: ClassVar[bool] = False
+
+    def __call__(self, rows: Rows, own: Any, down: Down, drawn: Any, key: PRNGKeyArray) -> tuple[Array, Any]:
+        """The silo's message, and what its loop is closed with."""
+        steps, rate = drawn
+        step = jax.tree.map(lambda leaf: leaf[0], steps)
+        public = (self.clip_norm, rate, self.clipping, self.rows_per_unit)
+        message, seen = released_gradient(self.model, down.point, down.draw, rows, step, *public)
+        return message, jax.tree.map(lambda leaf: leaf[None], seen)
+
+
+class ChunkGradients(eqx.Module):
+    """The gradient of a batch, clipped, in chunks that are added up in float64."""
+
+    model: AbstractModel
+    clip_norm: np.ndarray
+    clipping: Clipping = eqx.field(static=True)
+    rows_per_unit: int = eqx.field(static=True)
+    side_by_side: ClassVar[bool] = True
+
+    def __call__(self, rows: Rows, own: Any, down: Down, drawn: Any, key: PRNGKeyArray) -> Array:
+        """Sums over chunks."""
+        public: dict[str, Any] = {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
+        return chunk_gradients(self.model, down.point, down.draw, rows, *drawn, self.clip_norm, **public)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenSilo(AbstractSilo[tuple[()]]):
+    """Without privacy."""
+
+    gradient: WholeGradient
+    query: OpenSum
+
+    @property
+    def solve(self) -> WholeGradient:
+        """See `AbstractSilo`."""
+        return self.gradient
+
+    def init(self, seat: Seat) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: Down, found: Array
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        return own, self.query.write(np.asarray(found))
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """Nothing."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoisySilo(AbstractSilo[tuple[()]]):
+    """With a noise of its own. `loop` says what all steps of a visit cost."""
+
+    gradient: ReleasedGradient
+    query: OpenSum
+    loop: StepPlan
+
+    @property
+    def solve(self) -> ReleasedGradient:
+        """See `AbstractSilo`."""
+        return self.gradient
+
+    def init(self, seat: Seat) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
+        """Batch and noise of one step."""
+        return pvi.draw_loop(door, dataclasses.replace(pvi.loop_of(self.loop, seat), num_steps=1))
+
+    def draw_visit(self, door: Door | None, seat: Seat) -> Any:
+        """Batches and noise of all steps of a visit, for one compiled loop."""
+        return pvi.draw_loop(door, pvi.loop_of(self.loop, seat))
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: Down, found: tuple[Array, Any]
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        message, seen = found
+        close_steps(door, seen)
+        return own, self.query.write(np.asarray(message))
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """The loops of so many visits."""
+        return (pvi.repeated(pvi.loop_of(self.loop, seat).event, num_visits),)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharingSilo(AbstractSilo[tuple[()]]):
+    """With a share of the noise of the sum: exact, on a grid. `capacity` is the largest batch of any silo."""
+
+    gradient: ChunkGradients
+    query: PrivateSum
+    capacity: int
+    unit: Unit
+    num_steps: int
+
+    @property
+    def solve(self) -> ChunkGradients:
+        """See `AbstractSilo`."""
+        return self.gradient
+
+    def init(self, seat: Seat) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        """A batch."""
+        assert door is not None
+        assert seat.sampler is not None
+        return chunked(door.batch(seat.sampler).indices, seat.sampler, self.gradient.rows_per_unit)
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: Down, found: Array
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        return own, self.query.write(door, seat.index, self.bounded(seat, np.asarray(found)))
+
+    def bounded(self, seat: Seat, partial_sums: np.ndarray) -> Bounded:
+        """The sum over chunks, ready for the door."""
+        assert seat.sampler is not None
+        public: dict[str, Any] = {"capacity": self.capacity, "unit": self.unit}
+        return bounded_step(partial_sums, float(self.gradient.clip_norm), seat.sampler, self.gradient.rows_per_unit, **public)
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """A release for each step."""
+        return (pvi.repeated(self.query.event(seat.index), num_visits * self.num_steps),)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GlobalVIServer(AbstractServer[ServerState]):
+    """One step of Adam a sum.
+
+    Attributes:
+        local: Of the model and its family.
+        query: What a step asks.
+        sample_rate: What sums of batches are divided by; 1 where silos did.
+        names: Of the model's parameters.
+        eta_p: The prior.
+        first_start: Where the optimisation starts.
+        seed: Of model randomness.
+        num_visits: Of the whole study.
+        steps: Of a visit.
+        is_private: Whether a q that runs away loses a step instead of ending the study.
+    """
+
+    local: LocalOptimum
+    query: OpenSum | PrivateSum
+    sample_rate: float
+    names: tuple[str, ...]
+    eta_p: GaussianEta
+    first_start: GaussianEta
+    seed: int
+    num_visits: int
+    steps: int
+    is_private: bool
+
+    def init(self) -> ServerState:
+        """The start."""
+        point = point_at(self.local.family, self.first_start)
+        adam = _OPTIMISER.init(jnp.zeros(point.num_coordinates))
+        state = ServerState(point=point, adam=adam, num_steps=0, num_visits=0, num_counted=0)
+        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, int) else np.asarray(leaf), state)
+
+    def down(self, state: ServerState, visit: Visit) -> Down:
+        """See `AbstractServer`."""
+        draws = self.draws(visit)
+        return Down(point=state.point, draw=None if draws is None else draws[state.num_steps % self.steps])
+
+    def draws(self, visit: Visit) -> Array | None:
+        """The reparameterised draws of a visit."""
+        key = jax.random.fold_in(jax.random.key(self.seed), visit.number)
+        return draws_of(self.local.model, key, self.steps)
+
+    def step_sizes(self, visit: Visit) -> Array:
+        """Adam's step sizes in a visit: they fall over the whole study."""
+        sizes = step_sizes_of(self.local.step_size, self.steps * self.num_visits)
+        return sizes[visit.number * self.steps : (visit.number + 1) * self.steps]
+
+    def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
+        """See `AbstractServer`."""
+        read = self.query.read(total)
+        gradient = (read if isinstance(read, np.ndarray) else read.value) / self.sample_rate
+        size = self.step_sizes(visit)[state.num_steps % self.steps]
+        before = Position(point=state.point, adam=state.adam)
+        after = compiled_server_step(before, gradient.astype(np.float32), to_single(self.eta_p), size)
+        return self.moved(state, after, 1)
+
+    def moved(self, state: ServerState, after: "Position", num_steps: int) -> Merged[ServerState]:
+        """The state after so many steps, unless q would run away."""
+        after = jax.tree.map(np.asarray, after)
+        counted = pvi.is_in_range(to_host(after.point.to_eta()))
+        if not counted:
+            pvi.refuse_if_open(self.is_private, state.num_visits)
+            after = Position(point=state.point, adam=state.adam)
+        done = state.num_steps + num_steps
+        ends_visit = done % self.steps == 0
+        new = ServerState(
+            point=after.point,
+            adam=after.adam,
+            num_steps=done,
+            num_visits=state.num_visits + int(ends_visit),
+            num_counted=state.num_counted + int(ends_visit and counted),
+        )
+        return Merged(state=new, counted=counted)
+
+    def posterior(self, state: ServerState) -> Posterior:
+        """See `AbstractServer`."""
+        return Posterior(family=self.local.family, eta=self._usable(state), names=self.names, model=self.local.model)
+
+    def info(self, state: ServerState) -> dict[str, Any]:
+        """The present q."""
+        return pvi.eta_info(self._usable(state))
+
+    def facts(self, state: ServerState) -> dict[str, Any]:
+        """Visits that had no effect: q would have run away."""
+        skipped = state.num_visits - state.num_counted
+        return {"visits_without_effect": skipped} if skipped else {}
+
+    def _usable(self, state: ServerState) -> GaussianEta:
+        eta_q = self.eta_p if state.num_steps == 0 else to_host(state.point.to_eta())
+        return usable(self.local.family, to_single(eta_q), self.local.floor)
+
+
+class Position(eqx.Module):
+    """Where the optimiser is."""
 
     point: AbstractPoint
     adam: Any
 
 
-class Clients(eqx.Module):
-    """Silos of one shape, stacked: their rows and, if private, their paid steps (silos, steps, ...)."""
+class Group(eqx.Module):
+    """Silos of one shape, stacked: their rows and, if private, their paid steps (silos, steps, ...) and rates."""
 
     rows: Rows
     steps: Step | None
-    clip_norms: Float[Array, " silos"]
-    sample_rates: Float[Array, " silos"]
-
-
-def init(family: GaussianFamily, eta_start: GaussianEta) -> ServerState:
-    """Start at `eta_start`."""
-    point = point_at(family, eta_start)
-    return ServerState(point=point, adam=_OPTIMISER.init(jnp.zeros(point.num_coordinates)))
+    sample_rates: Float[Array, " silos"] | None
 
 
 def server_step(
-    server: ServerState, total: Float[Array, " coordinates"], eta_p: GaussianEta, step_size: Float[Array, ""]
-) -> ServerState:
-    """One step of Adam along the sum of the clients' gradients minus that of KL(q || p)."""
+    server: Position, total: Float[Array, " coordinates"], eta_p: GaussianEta, step_size: Float[Array, ""]
+) -> Position:
+    """One step of Adam along the sum of the silos' gradients minus that of KL(q || p)."""
     slope = total - server.point.kl_gradient(eta_p)
     direction, adam = _OPTIMISER.update(slope, server.adam)
     assert isinstance(direction, jax.Array)
-    return ServerState(point=server.point.move(step_size * direction), adam=adam)
+    return Position(point=server.point.move(step_size * direction), adam=adam)
 
 
-@partial(jax.jit, static_argnames=("clipping", "rows_per_unit"))
+compiled_server_step = jax.jit(server_step)
+
+
+@jax.jit
 def run_steps(
-    model: AbstractModel,
+    gradient: WholeGradient | ReleasedGradient,
     eta_p: GaussianEta,
-    server: ServerState,
-    groups: tuple[Clients, ...],
-    key: PRNGKeyArray,
+    server: Position,
+    groups: tuple[Group, ...],
+    draws: Float[Array, "steps dim"] | None,
     step_sizes: Float[Array, " steps"],
-    *,
-    clipping: Clipping,
-    rows_per_unit: int = 1,
-) -> tuple[ServerState, tuple[Any, ...]]:
-    """Several steps in one compiled loop; returns what each group's `Steps.close` needs.
+) -> tuple[Position, tuple[Any, ...]]:
+    """Several steps in one compiled loop; returns what each group's loops are closed with."""
 
-    With `rows_per_unit` R, batches are of persons with R slots each (`inference.rows.slots_of_units`).
-
-    Guarantees:
-        - without privacy it reaches the optimum of global VI
-        - one changed row moves each released sum by no more than the plan prices
-    """
-    draws = draws_of(model, key, step_sizes.shape[0])
-
-    def body(server: ServerState, inputs: tuple) -> tuple[ServerState, tuple[Any, ...]]:
+    def body(server: Position, inputs: tuple) -> tuple[Position, tuple[Any, ...]]:
         steps, e, step_size = inputs
         total, seen = jnp.zeros(server.point.num_coordinates), []
         for group, step in zip(groups, steps, strict=True):
-            gradients, collected = _gradients(model, server.point, e, group, step, clipping, rows_per_unit)
+            gradients, collected = _gradients(gradient, server.point, e, group, step)
             total, seen = total + gradients.sum(axis=0), [*seen, collected]
         return server_step(server, total, eta_p, step_size), tuple(seen)
 
@@ -99,7 +369,40 @@ def run_steps(
     return server, tuple(_swap(collected) for collected in seen)
 
 
-compiled_server_step = jax.jit(server_step)
+def _gradients(
+    gradient: WholeGradient | ReleasedGradient, point: AbstractPoint, e: Array | None, group: Group, step: Step | None
+) -> tuple[Float[Array, "silos coordinates"], Any]:
+    """Each silo's message."""
+    if isinstance(gradient, WholeGradient):
+        return jax.vmap(lambda rows: whole_gradient(gradient.model, point, e, rows))(group.rows), None
+    public = (gradient.clipping, gradient.rows_per_unit)
+
+    def message(rows: Rows, own: Step, rate: Array) -> tuple[Array, Any]:
+        return released_gradient(gradient.model, point, e, rows, own, gradient.clip_norm, rate, *public)
+
+    return jax.vmap(message)(group.rows, step, group.sample_rates)
+
+
+def whole_gradient(model: AbstractModel, point: AbstractPoint, e: Array | None, rows: Rows) -> Array:
+    """Of all rows."""
+    return row_gradients(model, point, e, rows.x, rows.y).weighted_sum(rows.present.astype(rows.x.dtype))
+
+
+def released_gradient(
+    model: AbstractModel,
+    point: AbstractPoint,
+    e: Array | None,
+    rows: Rows,
+    step: Step,
+    clip_norm: Any,
+    rate: Array,
+    clipping: Clipping,
+    rows_per_unit: int,
+) -> tuple[Array, Any]:
+    """Of a batch, with noise, and what the loop shows."""
+    batch = (step.indices, step.mask, step.aim(clip_norm, rows_per_unit), clipping, rows_per_unit)
+    released, seen = step.release(batch_gradient(model, point, e, rows, *batch))
+    return released / rate, seen
 
 
 def draws_of(model: AbstractModel, key: PRNGKeyArray, num_steps: int) -> Float[Array, "steps dim"] | None:
@@ -113,64 +416,36 @@ def units_per_chunk(rows_per_unit: int) -> int:
     return max(1, CHUNK // rows_per_unit)
 
 
-def chunked(
-    batches: Sequence[np.ndarray], sampler: PoissonSampler, rows_per_unit: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and mask of several batches in chunks (silos, chunks, units), padded to the sampler's capacity."""
+def chunked(batch: np.ndarray, sampler: Sampler, rows_per_unit: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and mask of a batch in chunks (chunks, units), padded to the sampler's capacity."""
     chunk = units_per_chunk(rows_per_unit)
     slots = -(-sampler.capacity // chunk) * chunk
-    indices = np.zeros((len(batches), slots), dtype=np.int32)
-    mask = np.zeros(indices.shape, dtype=bool)
-    for row, batch in enumerate(batches):
-        indices[row, : len(batch)] = batch
-        mask[row, : len(batch)] = True
-    return indices.reshape(len(batches), -1, chunk), mask.reshape(len(batches), -1, chunk)
+    indices, mask = np.zeros(slots, dtype=np.int32), np.zeros(slots, dtype=bool)
+    indices[: len(batch)], mask[: len(batch)] = batch, True
+    return indices.reshape(-1, chunk), mask.reshape(-1, chunk)
 
 
-@partial(jax.jit, static_argnames=("clipping", "rows_per_unit"))
-def partial_sums(
-    model: AbstractModel,
-    point: AbstractPoint,
-    e: Array | None,
-    rows: Rows,
-    indices: Int[Array, "silos chunks chunk"],
-    mask: Bool[Array, "silos chunks chunk"],
-    clip_norm: Float[Array, ""],
-    *,
-    clipping: Clipping,
-    rows_per_unit: int = 1,
-) -> Float[Array, "silos chunks coordinates"]:
-    """Sums of clipped gradients over chunks of each silo's batch; they stay with the silo."""
-
-    def one(rows: Rows, at: Array, mask: Array) -> Array:
-        return batch_gradient(model, point, e, rows, at, mask, clip_norm, clipping, rows_per_unit)
-
-    return jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)))(rows, indices, mask)
+def bounded_step(
+    partial_sums: np.ndarray, clip_norm: float, sampler: Sampler, rows_per_unit: int, *, capacity: int, unit: Unit
+) -> Bounded:
+    """The sum over the chunks of a silo's batch, ready for the door."""
+    return bounded_loop_sum(
+        partial_sums,
+        clip_norm,
+        chunk=units_per_chunk(rows_per_unit) * rows_per_unit,
+        batch=Batch(indices=np.zeros(0, dtype=int), sampling=sampler.sampling),
+        capacity=capacity,
+        unit=unit,
+    )
 
 
-def _gradients(
-    model: AbstractModel,
-    point: AbstractPoint,
-    e: Array | None,
-    group: Clients,
-    step: Step | None,
-    clipping: Clipping,
-    rows_per_unit: int,
-) -> tuple[Float[Array, "silos coordinates"], Any]:
-    """Each client's message."""
-    if step is None:
-
-        def whole(rows: Rows) -> Array:
-            return row_gradients(model, point, e, rows.x, rows.y).weighted_sum(rows.present.astype(rows.x.dtype))
-
-        return jax.vmap(whole)(group.rows), None
-
-    def message(rows: Rows, own: Step, clip_norm: Array, rate: Array) -> tuple[Array, Any]:
-        batch = (own.indices, own.mask, own.aim(clip_norm, rows_per_unit), clipping, rows_per_unit)
-        released, seen = own.release(batch_gradient(model, point, e, rows, *batch))
-        return released / rate, seen
-
-    return jax.vmap(message)(group.rows, step, group.clip_norms, group.sample_rates)
+def no_gradient(
+    family: GaussianFamily, clip_norm: float, samplers: Sequence[Sampler], silo: int, rows_per_unit: int, unit: Unit
+) -> Bounded:
+    """What a silo without rows would share in a step: enough to say what a step costs."""
+    capacity = max(sampler.capacity for sampler in samplers)
+    nothing = np.zeros((1, num_coordinates(family)))
+    return bounded_step(nothing, clip_norm, samplers[silo], rows_per_unit, capacity=capacity, unit=unit)
 
 
 def _swap(tree: Any) -> Any:

@@ -1,288 +1,214 @@
-"""Bayesian linear regression with projection, from two private sums (004 I, Algorithm 2; SPEC 4).
+"""Linear regression with projection, from two private sums (004 I, Algorithm 2), and by input perturbation (SPEC 4).
 
-1. Rows are pulled back to assumed public bounds, `|x_j| <= b_j` and `|y| <= b_y`.
-2. One private sum, `bounded_squares`, gives the marginal standard deviations.
-3. Thresholds `c_j = p_x std_j` and `c_y = p_y std_y`, never above the bounds, come from a grid search on synthetic
-   rows, and rows are projected onto them. Less noise is needed for a smaller range; what is cut off is a bias. The
-   search weighs one against the other.
-4. One private sum, `bounded_moments`, gives `sum x x'` and `sum x y` of the projected rows; the rest is arithmetic.
+The arithmetic, its bounds and where we differ from the paper stand in `inference.projection`. With projection visit 0
+asks for the marginal squares, from which the server chooses thresholds, and visit 1 for the moments of the projected
+rows. Without it the one visit asks for moments within the bounds.
 
-Sensitivity. In units of its thresholds a row is `(z, u)` with `|z|^2 <= D`, D the number of features, and `|u| <= 1`.
-The second sum is that of the outer products of `v = (z, w u)` with a public weight w: positive semi-definite, with
-Frobenius norm `|v|^2 <= D + w^2`, so that substitution moves it by at most `sqrt(2) (D + w^2)`. The paper bounds the
-upper triangle of `z z'` and `z u` entry by entry, by `D (2 D - 1) + 4 D` squared. Its vector is the part of ours with
-`w^2 = 1/2` and smaller entries off the diagonal, so that ours, `2 (D + 1/2)^2 = 2 D^2 + 2 D + 1/2`, is never the larger
-one, holds for any thresholds and halves the noise variance off the diagonal. (`sum y^2` comes with it and is not used.)
-
-Where we differ: the posterior knows about the noise (UNCERTAINTY F1, F2) and about the bias of the projection on
-synthetic rows; the paper's ignores both. Squares are centred, so that their sum moves less; noisy moments
-are shrunk towards their mean and raised to their own noise, where the paper sets negative ones to a constant.
-Categories and the intercept keep their bounds: projecting a feature of two values only rescales it. Synthetic rows have
-half of the target's variance explained (the paper: d / (d + 1) of it) and thresholds that are wrong by as much as noise
-makes them, and the search may decide against projecting. Standard deviations are those around the public typical
-values: nothing is centred by rows.
-
-Guarantees:
-    - a released moment moves by no more than is priced, and that is at most the paper's bound
-    - thresholds depend on public sizes and on the first release only
-    - without noise and within the thresholds it is the exact posterior
-    - intervals cover where rows are about normal, projected or not
+Input perturbation is the local model: every row is noised by itself, once, and everything else is arithmetic. What a
+silo sends is the second moments of its noised rows.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
+import equinox as eqx
 import numpy as np
 
-from silobayes.inference.noisy_statistics import GaussianPosterior, noise_aware_posterior
-from silobayes.privacy.clipping import Bounded, clip, clip_places, general, psd, unpack_symmetric
-
-# The paper's grid, in standard deviations, and three points beyond it that hardly project.
-_GRID = (*np.linspace(0.1, 2.1, 20).tolist(), 3.0, 4.0, 6.0)
-_REPEATS = 10
-# Sums over more rows are these rows' sums, scaled.
-_SYNTHETIC_ROWS = 2000
-_EXPLAINED = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What a row can hold, as a study declares it.
-
-    Attributes:
-        features: The largest |x_j| of each feature.
-        target: The largest |y|.
-        projected: Which features may be projected: numbers; not categories, not the intercept.
-        others_square: The largest sum of squares of the other features, each in units of its bound.
-    """
-
-    features: tuple[float, ...]
-    target: float
-    projected: tuple[bool, ...]
-    others_square: float
-
-    @property
-    def largest_square(self) -> float:
-        """D: the largest |z|^2 of a row in units of its bounds or thresholds."""
-        return sum(self.projected) + self.others_square
-
-    @property
-    def all(self) -> np.ndarray:
-        """Of the features, then of the target."""
-        return np.array([*self.features, self.target])
-
-    @property
-    def target_weight(self) -> float:
-        """How large a target at its threshold counts beside D: w with w^2 = k D.
-
-        The noise of the score `sum z (u - z'b)` has variance `(1 + k)^2 (D / k + D^2 |b|^2)`; this k is its minimum
-        where half of the target's variance is explained and thresholds are the same number of stds.
-        """
-        dim = len(self.features)
-        return float(np.sqrt((np.sqrt(1.0 + 4.0 * dim) - 1.0) / (2.0 * dim) * self.largest_square))
-
-    @property
-    def moment_norm(self) -> float:
-        """The largest norm of a row's term in the second sum."""
-        return self.largest_square + self.target_weight**2
+from silobayes.inference import projection
+from silobayes.inference.noisy_statistics import GaussianPosterior
+from silobayes.inference.projection import Bounds
+from silobayes.inference.solvers import AllRows
+from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.posterior import Posterior
+from silobayes.privacy.clipping import Bounded
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
+from silobayes.protocols import pvi
+from silobayes.protocols.etas import to_host
+from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.schedule import Visit
+from silobayes.protocols.statistics import eta_of, present_rows, usable_answer
 
 
-def bounded_squares(x: np.ndarray, y: np.ndarray, bounds: Bounds) -> Bounded:
-    """The first sum: squares of the projected features and of the target, in units of their bounds, minus one half.
+class ServerState(eqx.Module):
+    """The box that rows are projected onto (the bounds, then the thresholds), its bias, and the answer; all public."""
 
-    Entries lie in [-1/2, 1/2], so that substitution moves the sum by at most the root of their number; of squares that
-    are only known to be in a ball it would be sqrt(2) times that.
-    """
-    chosen = [*bounds.projected, True]
-    squares = np.square(_in_units(x, y, bounds.all)[:, chosen]) - 0.5
-    return clip(general(squares), float(np.sqrt(squares.shape[1])) / 2)
-
-
-def marginal_stds(released: np.ndarray, noise_std: float, num_rows: int, bounds: Bounds) -> np.ndarray:
-    """Standard deviations of the features and of the target around zero, from the first release.
-
-    The noise hits all of them alike, so the features' moments are shrunk towards their mean by as much as noise
-    explains their differences (as UNCERTAINTY F2 does). A moment below its own noise is raised to it: a threshold
-    that is too wide costs noise, one that is too narrow cuts rows off.
-    """
-    moments = released / num_rows + 0.5
-    noise = noise_std / num_rows
-    features, target = moments[:-1], moments[-1]
-    floor = noise
-    if len(features) > 1:
-        signal = max(0.0, float(np.var(features, ddof=1)) - noise**2)
-        weight = signal / (signal + noise**2)
-        features = features.mean() + weight * (features - features.mean())
-        floor = noise * np.sqrt(weight + (1.0 - weight) / len(features))
-    roots = np.ones(len(bounds.features) + 1)
-    roots[[*bounds.projected, True]] = np.sqrt(np.clip([*np.maximum(features, floor), max(target, noise)], 0.0, 1.0))
-    return roots * bounds.all
-
-
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """Thresholds in standard deviations, and the root mean squared error of a coefficient that they cause.
-
-    `bias` is in units of the thresholds, like the coefficients of projected rows.
-    """
-
-    features: float
-    target: float
+    eta_q: GaussianEta
+    box: np.ndarray
     bias: float
 
 
-def thresholds(stds: np.ndarray, projection: Projection, bounds: Bounds) -> np.ndarray:
-    """The box that rows are projected onto: so many standard deviations of features and target, within the bounds."""
-    reach = np.where(bounds.projected, projection.features * stds[:-1], np.inf)
-    return np.minimum([*reach, projection.target * stds[-1]], bounds.all)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AbstractSummingSilo(AbstractSilo[tuple[()]]):
+    """Answers with one clipped sum and keeps nothing."""
+
+    bounds: Bounds
+    query: PrivateSum
+
+    @property
+    def solve(self) -> AllRows:
+        """See `AbstractSilo`."""
+        return AllRows()
+
+    def init(self, seat: Seat) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """One release a visit."""
+        return (pvi.repeated(self.query.event(seat.index), num_visits),)
 
 
-def choose_projection(
-    stds: np.ndarray, first_noise: float, second_noise: float, num_rows: int, bounds: Bounds, prior_stddev: float
-) -> Projection:
-    """The best projection for a study with these marginal stds and these noises (stds of the noise on the two sums)."""
-    scaled = (stds / bounds.all)[[*bounds.projected, True]]
-    # std = sqrt(moment), so its relative error is half of that of the moment; the root mean square of all of them.
-    std_error = float(np.sqrt(np.mean((first_noise / num_rows / (2 * scaled**2)) ** 2)))
-    prior_precision = float(np.mean((stds[-1] / (stds[:-1] * prior_stddev)) ** 2))
-    # Rounded to powers of two: few searches for many runs, and the optimum is flat.
-    rounded = [float(2.0 ** np.rint(np.log2(value))) for value in (std_error, prior_precision)]
-    return search(num_rows, bounds, second_noise, std_error=min(rounded[0], 0.5), prior_precision=rounded[1])
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SquaresSilo(AbstractSummingSilo):
+    """The first sum."""
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: np.ndarray, found: Any
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        return own, self.query.write(door, seat.index, projection.bounded_squares(*present_rows(found), self.bounds))
 
 
-@lru_cache(maxsize=1024)
-def search(num_rows: int, bounds: Bounds, noise_std: float, *, std_error: float, prior_precision: float) -> Projection:
-    """The projection with the least expected squared error on synthetic rows of this number, dimension and noise.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MomentsSilo(AbstractSummingSilo):
+    """The second sum, of rows projected onto the box that comes down."""
 
-    `x ~ N(0, I)`, `y = x'b + e` with unit variance. Thresholds are so many stds, each with a relative error of
-    `std_error`. The error of the posterior mean, against least squares on the same rows, is that of its projected
-    statistics plus that of noise with `noise_std` on the second sum. No row of the study is seen.
-    """
-    rng = np.random.default_rng(0)
-    dim, size = len(bounds.features), min(num_rows, _SYNTHETIC_ROWS)
-    grid = np.array(_GRID)
-    errors, biases = np.zeros((2, len(grid), len(grid)))
-    cross_variance = noise_std**2 / (2 * bounds.target_weight**2)
-    for _ in range(_REPEATS):
-        x, truth = rng.normal(size=(size, dim)), rng.normal(size=dim)
-        truth *= np.sqrt(_EXPLAINED / np.sum(truth**2))
-        y = x @ truth + np.sqrt(1.0 - _EXPLAINED) * rng.normal(size=size)
-        exact = np.linalg.lstsq(x, y, rcond=None)[0]
-        wrong = np.maximum(1.0 + std_error * rng.normal(size=dim + 1), 0.1)
-        targets = grid * wrong[-1]
-        u = np.clip(y[:, None] / targets, -1.0, 1.0)
-        for k, width in enumerate(grid):
-            features = width * wrong[:-1]
-            z = np.clip(x / features, -1.0, 1.0)
-            values, vectors = np.linalg.eigh(num_rows / size * z.T @ z)
-            values, cross = values[:, None], vectors.T @ (num_rows / size * z.T @ u)
-            scale = targets / features[:, None]  # of coefficients, from units of thresholds to their own
-            scale_square = np.mean(scale**2, axis=0)
-            bias_square = np.mean((scale * (vectors @ (cross / values)) - exact[:, None]) ** 2, axis=0)
-            noise = cross_variance + noise_std**2 / 2 * (1 + 1 / dim) * _EXPLAINED / scale_square
-            omega = (1.0 - _EXPLAINED) / targets**2 * values + noise
-            shrinkage = values / (values**2 + omega * prior_precision * scale_square)
-            answer = scale * (vectors @ (shrinkage * cross))
-            errors[k] += np.sum((answer - exact[:, None]) ** 2, axis=0)
-            errors[k] += np.sum(shrinkage**2, axis=0) * noise * scale_square
-            biases[k] += bias_square / _REPEATS
-    best = np.unravel_index(np.argmin(errors), errors.shape)
-    features, target = float(grid[best[0]]), float(grid[best[1]])
-    return Projection(features=features, target=target, bias=float(np.sqrt(biases[best])) * features / target)
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: np.ndarray, found: Any
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        bounded = projection.bounded_moments(*present_rows(found), np.asarray(down), self.bounds)
+        return own, self.query.write(door, seat.index, bounded)
 
 
-def bounded_moments(x: np.ndarray, y: np.ndarray, box: np.ndarray, bounds: Bounds) -> Bounded:
-    """The second sum: outer products of the projected rows, in units of their thresholds `box`."""
-    rows = _in_units(x, y, box)
-    rows[:, -1] *= bounds.target_weight
-    return clip(psd(rows), bounds.moment_norm)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowsSilo(AbstractSilo[tuple[()]]):
+    """Input perturbation: releases each row with noise, and sends the second moments of what was released."""
+
+    bounds: Bounds
+    rows: PrivateSum
+    query: OpenSum
+
+    @property
+    def solve(self) -> AllRows:
+        """See `AbstractSilo`."""
+        return AllRows()
+
+    def init(self, seat: Seat) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        bounded = projection.bounded_rows(*present_rows(found), self.bounds)
+        released = self.rows.write(door, seat.index, bounded).value
+        assert released is not None
+        noised = released.reshape(-1, len(self.bounds.all))
+        return own, self.query.write(np.ravel(noised.T @ noised))
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """Every row's release."""
+        return (pvi.repeated(self.rows.event(seat.index), num_visits),)
 
 
-def posterior(
-    released: np.ndarray,
-    noise_std: float,
-    box: np.ndarray,
-    bounds: Bounds,
-    *,
-    bias: float,
-    residual_stddev: float,
-    prior_stddev: float,
-) -> GaussianPosterior:
-    """The posterior of the coefficients, in the features' own units, from the second release.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AbstractLinregServer(AbstractServer[ServerState]):
+    """What both kinds of servers share; `num_rows` is the public number of all silos' rows."""
 
-    `bias` is that of the `Projection`, 0 without one: what it bends counts as one more noise on the score.
-    """
-    moments, weight = unpack_symmetric(released), bounds.target_weight
-    average = max(float(np.trace(moments[:-1, :-1])) / len(bounds.features), 0.0)
-    return _posterior(
-        moments[:-1, :-1],
-        moments[:-1, -1] / weight,
-        gram_std=noise_std,
-        cross_std=float(np.hypot(noise_std / (np.sqrt(2.0) * weight), average * bias)),
-        box=box,
-        residual_stddev=residual_stddev,
-        prior_stddev=prior_stddev,
-    )
+    model: LinearRegression
+    family: GaussianFamily
+    names: tuple[str, ...]
+    eta_p: GaussianEta
+    bounds: Bounds
+    num_rows: int
 
+    def init(self) -> ServerState:
+        """The prior and the bounds."""
+        return ServerState(eta_q=self.eta_p, box=self.bounds.all, bias=0.0)
 
-def bounded_rows(x: np.ndarray, y: np.ndarray, bounds: Bounds) -> Bounded:
-    """Input perturbation: each row, in units of its bounds and in a place of its own."""
-    return clip_places(general(_in_units(x, y, bounds.all)), float(np.sqrt(bounds.largest_square + 1.0)))
+    def down(self, state: ServerState, visit: Visit) -> np.ndarray:
+        """The box."""
+        return state.box
 
+    def answered(self, state: ServerState, answer: GaussianPosterior) -> Merged[ServerState]:
+        """The state with an answer."""
+        eta_q = to_host(eta_of(answer, self.family))
+        return Merged(state=ServerState(eta_q=eta_q, box=state.box, bias=state.bias), counted=True)
 
-def perturbed_posterior(
-    rows: np.ndarray, noise_std: float, bounds: Bounds, *, residual_stddev: float, prior_stddev: float
-) -> GaussianPosterior:
-    """The posterior from rows that were noised one by one: n times the noise of a sum, and its square.
+    def posterior(self, state: ServerState) -> Posterior:
+        """See `AbstractServer`."""
+        return Posterior(family=self.family, eta=self._usable(state), names=self.names, model=self.model)
 
-    The noise adds `num_rows noise_std^2 I` to the second moments, which is subtracted. What is left has, for entry
-    (j, k), variance `noise_std^2 (A_jj + A_kk) + num_rows noise_std^4`, twice that on the diagonal; A_jj is taken as
-    the average. That the errors of `sum z z'` and `sum z u` go together is ignored.
-    """
-    num_rows, size = rows.shape
-    moments = rows.T @ rows - num_rows * noise_std**2 * np.eye(size)
-    average = max(float(np.trace(moments[:-1, :-1])) / (size - 1), 0.0)
-    beyond = num_rows * noise_std**4
-    return _posterior(
-        moments[:-1, :-1],
-        moments[:-1, -1],
-        gram_std=float(np.sqrt(4 * noise_std**2 * average + 2 * beyond)),
-        cross_std=float(np.sqrt(noise_std**2 * (average + max(moments[-1, -1], 0.0)) + beyond)),
-        box=bounds.all,
-        residual_stddev=residual_stddev,
-        prior_stddev=prior_stddev,
-    )
+    def info(self, state: ServerState) -> dict[str, Any]:
+        """The answer."""
+        return pvi.eta_info(self._usable(state))
+
+    def _usable(self, state: ServerState) -> GaussianEta:
+        return usable_answer(state.eta_q, self.family, self.eta_p)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """What the model knows."""
+        return {"residual_stddev": self.model.noise_stddev, "prior_stddev": self.model.prior_stddev}
 
 
-def _posterior(
-    gram: np.ndarray,
-    cross: np.ndarray,
-    *,
-    gram_std: float,
-    cross_std: float,
-    box: np.ndarray,
-    residual_stddev: float,
-    prior_stddev: float,
-) -> GaussianPosterior:
-    scale = box[-1] / box[:-1]  # of coefficients, from units of the box to the features' own
-    answer = noise_aware_posterior(
-        gram,
-        cross,
-        gram_std=gram_std,
-        cross_std=cross_std,
-        # A projected target is at most 1, and so is what is left of it.
-        residual_variance=min(1.0, (residual_stddev / box[-1]) ** 2),
-        prior_precision=(scale / prior_stddev) ** 2,
-    )
-    return GaussianPosterior(
-        mean=answer.mean * scale,
-        covariance=answer.covariance * np.outer(scale, scale),
-        privacy_share=answer.privacy_share,
-    )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectionServer(AbstractLinregServer):
+    """`squares` is None without projection; `moments_noise` is the standard deviation of the noise on the second sum."""
+
+    squares: PrivateSum | None
+    moments: PrivateSum
+    moments_noise: float
+
+    def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
+        """See `AbstractServer`."""
+        if self.squares is not None and visit.part == 0:
+            return Merged(state=self._projected(state, self.squares, total), counted=True)
+        released = self.moments.read(total)
+        (noise,) = released.stddevs
+        return self.answered(
+            state, projection.posterior(released.value, noise, state.box, self.bounds, bias=state.bias, **self.known)
+        )
+
+    def _projected(self, state: ServerState, squares: PrivateSum, total: Total) -> ServerState:
+        released = squares.read(total)
+        (noise,) = released.stddevs
+        stds = projection.marginal_stds(released.value, noise, self.num_rows, self.bounds)
+        chosen = projection.choose_projection(
+            stds, noise, self.moments_noise, self.num_rows, self.bounds, self.model.prior_stddev
+        )
+        return ServerState(
+            eta_q=state.eta_q, box=projection.thresholds(stds, chosen, self.bounds), bias=float(chosen.bias)
+        )
 
 
-def _in_units(x: np.ndarray, y: np.ndarray, box: np.ndarray) -> np.ndarray:
-    """Rows `(x, y)` projected onto the box and divided by it; what is not a number stays so, and counts as zero."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        rows = np.column_stack([np.asarray(x, np.float64), np.asarray(y, np.float64)]) / box
-        return np.clip(rows, -1.0, 1.0)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InputServer(AbstractLinregServer):
+    """Input perturbation; `noise_std` is that on each number of a row."""
+
+    query: OpenSum
+    noise_std: float
+
+    def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
+        """See `AbstractServer`."""
+        size = len(self.bounds.all)
+        noised = self.query.read(total).reshape(size, size)
+        return self.answered(
+            state, projection.perturbed_posterior(noised, self.num_rows, self.noise_std, self.bounds, **self.known)
+        )

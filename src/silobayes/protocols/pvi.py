@@ -1,109 +1,355 @@
-"""Partitioned variational inference (000 Algorithm 1; SPEC 2): `q = p prod_m t_m`, one factor per client.
+"""Partitioned variational inference (000 Algorithm 1; SPEC 2): `q = p prod_m t_m`, one factor per silo.
 
-States are natural parameters as float64 host arrays: a round is additions and subtractions, and the identity
-`eta_q = eta_p + sum_m eta_m` then holds to the last digits over any number of rounds. Solvers cast to float32 as they
-enter compiled code. Every function works on one client or on a stack of clients (a leading axis on `eta_t`), so an
-engine may step all visited clients at once. One sequential undamped pass is streaming VB.
+States are natural parameters as float64 host arrays: a visit is additions and subtractions, and the identity
+`eta_q = eta_p + sum_m eta_m` then holds to the last digits over any number of visits. One sequential undamped pass is
+streaming VB.
 
-With private local solves (DP optimisation, SPEC 3) nothing here changes: the solver's result is post-processing of its
-releases, so factors and changes are public.
+With private local solves (DP optimisation, SPEC 3) nothing here changes but who draws: the solver's result is
+post-processing of its releases, so factors and changes are public, and what is sent needs no more noise.
+
+The paper's change `eta* - eta_q` is the difference of the new factor and the old one. We take it as that: an improper
+cavity is projected before it is used, and the way to its projection belongs to no factor. Counted as part of the change
+it would be made once by every silo, and q run away where there are many.
+
+Guarantees:
+    - for conjugate models one synchronous undamped pass is the exact posterior
+    - fixed points are those of global VI
+    - eta_q = eta_p + sum of eta_m after every visit of every schedule
+    - permuting silos changes nothing
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Generic, TypeVar
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
-from silobayes.families.base import AbstractEta
-from silobayes.models.base import GaussianEta, GaussianFamily
-
-Eta = TypeVar("Eta", bound=AbstractEta)
+from silobayes.core.errors import InvalidInput
+from silobayes.inference.row_gradients import Clipping
+from silobayes.inference.solvers import LocalOptimum, usable
+from silobayes.models.base import GaussianEta
+from silobayes.posterior import Posterior
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.loops import Step, StepPlan, close_steps, open_steps
+from silobayes.privacy.queries import Message, OpenSum, Total
+from silobayes.protocols.etas import flatten_eta, to_host, to_single, unflatten_eta
+from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.schedule import Visit
 
 # A usable posterior or cavity keeps at least this share of the prior's smallest precision. Log-concave likelihoods
 # never reach it without noise; with noise, a floor near the prior keeps means from running away (see family.project).
 FLOOR_SHARE = 0.5
+# Of a natural parameter that float32 code can still work with.
+_LARGEST = 1e30
+# An asynchronous silo may answer to what was said so many visits ago.
+_MAX_LAG = 3
 
 
-class ServerState(eqx.Module, Generic[Eta]):
-    """The raw sum of prior and factors, which may be improper; `round_index` counts server steps."""
+class SiloState(eqx.Module):
+    """The silo's factor `t_m`."""
 
-    eta_q: Eta
-    round_index: int
-
-
-class ClientState(eqx.Module, Generic[Eta]):
-    """The client's factor `t_m`."""
-
-    eta_t: Eta
+    eta_t: GaussianEta
 
 
-class Broadcast(eqx.Module, Generic[Eta]):
-    """What the server sends."""
+class Down(eqx.Module):
+    """What a silo answers to: q, where its solver starts, and the visit's model randomness."""
 
-    eta_q: Eta
-
-
-class Upload(eqx.Module, Generic[Eta]):
-    """What a client sends; the server only ever consumes a sum of these."""
-
-    d_eta: Eta
+    eta_q: GaussianEta
+    start: GaussianEta
+    key: PRNGKeyArray
 
 
-# Local inference: (cavity, the current q) -> what the factor should become: the local free-energy maximum divided by
-# the cavity that it was found with. Solvers start from the current q.
-Refit = Callable[[Eta, Eta], Eta]
+class ServerState(eqx.Module):
+    """The raw sum of prior and factors, which may be improper, and what averages and lags need.
 
-
-def init_server(eta_p: Eta) -> ServerState[Eta]:
-    """Start from the prior."""
-    return ServerState(eta_q=to_host(eta_p), round_index=0)
-
-
-def init_clients(family: GaussianFamily, num_clients: int) -> ClientState:
-    """Every factor is 1."""
-    zeros = to_host(family.zeros())
-    return ClientState(eta_t=jax.tree.map(lambda leaf: np.zeros((num_clients, *leaf.shape)), zeros))
-
-
-def broadcast(server: ServerState[Eta]) -> Broadcast[Eta]:
-    """The current q."""
-    return Broadcast(eta_q=server.eta_q)
-
-
-def client_step(
-    client: ClientState[Eta], down: Broadcast[Eta], refit: Refit, *, damping: float
-) -> tuple[ClientState[Eta], Upload[Eta]]:
-    """One visit (000 eqs. 2-4); the broadcast may be an old one (asynchronous schedules).
-
-    The paper's change `eta* - eta_q` is the difference of the new factor and the old one. We take it as that: an
-    improper cavity is projected before it is used, and the way to its projection belongs to no factor. Counted as part
-    of the change it would be made once by every client, and q run away where there are many.
-
-    Guarantees:
-        - for conjugate models one synchronous undamped pass is the exact posterior
-        - fixed points are those of global VI
+    `recent[k]` is q of k visits ago; `eta_sum / num_averaged` the average of q over the last half of the visits; `prior`
+    the factor of the prior. `num_visits` were made, `num_counted` of them had an effect.
     """
-    eta_cavity = down.eta_q - client.eta_t  # q(theta) / t_m(theta)
-    d_eta = damping * (refit(eta_cavity, down.eta_q) - client.eta_t)
-    return ClientState(eta_t=client.eta_t + d_eta), Upload(d_eta=d_eta)
+
+    eta_q: GaussianEta
+    recent: GaussianEta
+    eta_sum: GaussianEta
+    prior: GaussianEta
+    num_visits: int
+    num_counted: int
+    num_averaged: int
 
 
-def server_step(server: ServerState[Eta], total: Upload[Eta]) -> ServerState[Eta]:
-    """Add the sum of the clients' changes.
+class Refit(eqx.Module):
+    """Local inference without privacy."""
 
-    Guarantees:
-        - eta_q = eta_p + sum of eta_m after every step of every schedule
-        - permuting clients changes nothing
+    local: LocalOptimum
+    side_by_side: ClassVar[bool] = True
+
+    def __call__(self, rows: Any, own: SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
+        """The silo's new factor."""
+        return self.local.factor(rows, down.eta_q - own.eta_t, down.start, key)
+
+
+class RefitPrivately(eqx.Module):
+    """Local inference by DP-SGD."""
+
+    local: LocalOptimum
+    clip_norm: np.ndarray
+    clipping: Clipping = eqx.field(static=True)
+    rows_per_unit: int = eqx.field(static=True)
+    # One silo after the other: a batch fits the processor's cache, those of all silos side by side do not.
+    side_by_side: ClassVar[bool] = False
+
+    def __call__(self, rows: Any, own: SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> tuple[GaussianEta, Any]:
+        """The silo's new factor, and what its loop is closed with."""
+        steps, sample_rate = drawn
+        public: dict[str, Any] = {"clip_norm": self.clip_norm, "sample_rate": sample_rate}
+        public |= {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
+        return self.local.private_factor(rows, down.eta_q - own.eta_t, down.start, key, steps, **public)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PVISilo(AbstractSilo[SiloState]):
+    """A silo that sends the damped change of its factor."""
+
+    refit: Refit
+    damping: float
+    query: OpenSum
+
+    @property
+    def solve(self) -> Refit:
+        """See `AbstractSilo`."""
+        return self.refit
+
+    def init(self, seat: Seat) -> SiloState:
+        """The factor is 1."""
+        return SiloState(eta_t=to_host(self.refit.local.family.zeros()))
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: GaussianEta
+    ) -> tuple[SiloState, Message]:
+        """See `AbstractSilo`."""
+        return changed(self.query, own, self.damping * (found - own.eta_t))
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """Nothing."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OptimisingSilo(AbstractSilo[SiloState]):
+    """The same with a private local optimisation (000 section 3.1): all its steps are paid before the first draw."""
+
+    refit: RefitPrivately
+    damping: float
+    query: OpenSum
+    loop: StepPlan
+
+    @property
+    def solve(self) -> RefitPrivately:
+        """See `AbstractSilo`."""
+        return self.refit
+
+    def init(self, seat: Seat) -> SiloState:
+        """The factor is 1."""
+        return SiloState(eta_t=to_host(self.refit.local.family.zeros()))
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
+        """Batches and noise of the loop, and the rate of the batches."""
+        return draw_loop(door, loop_of(self.loop, seat))
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: tuple[GaussianEta, Any]
+    ) -> tuple[SiloState, Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        eta_t, seen = found
+        close_steps(door, seen)
+        return changed(self.query, own, self.damping * (eta_t - own.eta_t))
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """The loops of so many visits."""
+        return (repeated(loop_of(self.loop, seat).event, num_visits),)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PVIServer(AbstractServer[ServerState]):
+    """Adds up changes.
+
+    Attributes:
+        local: Of the model and its family; refits the prior where it is not Gaussian.
+        query: What silos answer.
+        names: Of the model's parameters.
+        eta_p: The (stand-in for the) prior.
+        first_start: Where solvers start in the first visit; None: at the q of that visit.
+        damping: Of the change of the prior's factor.
+        seed: Of model randomness.
+        num_visits: Of the part of the study that this server makes.
+        averages: Whether the answer is the average of q over the last half of the visits, where noise makes that better.
+        had_start: Whether a start came before the first visit: it counts as a visit when half of them are counted.
+        is_private: Whether a q that runs away loses a visit instead of ending the study.
     """
-    return ServerState(eta_q=server.eta_q + total.d_eta, round_index=server.round_index + 1)
+
+    local: LocalOptimum
+    query: OpenSum
+    names: tuple[str, ...]
+    eta_p: GaussianEta
+    first_start: GaussianEta | None
+    damping: float
+    seed: int
+    num_visits: int
+    averages: bool
+    had_start: bool = False
+    is_private: bool
+
+    def init(self) -> ServerState:
+        """The prior."""
+        return self.init_at(self.eta_p)
+
+    def init_at(self, eta_q: GaussianEta) -> ServerState:
+        """The prior and silos' first factors."""
+        return ServerState(
+            eta_q=eta_q,
+            recent=jax.tree.map(lambda leaf: np.repeat(leaf[None], _MAX_LAG + 1, axis=0), eta_q),
+            eta_sum=jax.tree.map(np.zeros_like, eta_q),
+            prior=self.eta_p,
+            num_visits=0,
+            num_counted=0,
+            num_averaged=0,
+        )
+
+    def down(self, state: ServerState, visit: Visit) -> Down:
+        """See `AbstractServer`."""
+        eta_q = lagging(state, visit)
+        return Down(eta_q=eta_q, start=self.start(state, self.usable(eta_q)), key=self.key(visit))
+
+    def start(self, state: ServerState, usable_q: GaussianEta) -> GaussianEta:
+        """Where solvers start."""
+        is_first = state.num_visits == 0 and self.first_start is not None
+        return self.first_start if is_first else usable_q  # type: ignore[return-value]
+
+    def key(self, visit: Visit) -> PRNGKeyArray:
+        """The visit's model randomness."""
+        return jax.random.fold_in(jax.random.key(self.seed), visit.number)
+
+    def usable(self, eta: GaussianEta) -> GaussianEta:
+        """The proper posterior that a raw sum stands for."""
+        return usable(self.local.family, to_single(eta), self.local.floor)
+
+    def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
+        """See `AbstractServer`."""
+        return self.advance(state, visit, unflatten_eta(self.query.read(total), self.eta_p))
+
+    def advance(self, state: ServerState, visit: Visit, d_eta: GaussianEta) -> Merged[ServerState]:
+        """q moves by the silos' changes, unless it would run away: that depends on released numbers only."""
+        prior = state.prior
+        if not self.local.model.prior_is_gaussian:
+            prior = self._refit_prior(state, visit)
+            d_eta = d_eta + (prior - state.prior)
+        eta_q = state.eta_q + d_eta
+        counted = is_in_range(eta_q)
+        if not counted:
+            refuse_if_open(self.is_private, visit.number)
+            # The visit counts as made and changes nothing: what was paid for before is not lost.
+            eta_q, prior = state.eta_q, state.prior
+        made = state.num_visits + 1
+        averages = self.averages and 2 * (made + self.had_start) > self.num_visits + self.had_start
+        new = ServerState(
+            eta_q=eta_q,
+            recent=jax.tree.map(lambda now, old: np.concatenate([now[None], old[:-1]]), eta_q, state.recent),
+            eta_sum=state.eta_sum + eta_q if averages else state.eta_sum,
+            prior=prior,
+            num_visits=made,
+            num_counted=state.num_counted + int(counted),
+            num_averaged=state.num_averaged + int(averages),
+        )
+        return Merged(state=new, counted=counted)
+
+    def _refit_prior(self, state: ServerState, visit: Visit) -> GaussianEta:
+        """A prior that is not Gaussian is one more factor."""
+        start = self.down(state, visit).start
+        found = to_host(_prior_factor(self.local, to_single(state.eta_q - state.prior), to_single(start), self.key(visit)))
+        return state.prior + self.damping * (found - state.prior)
+
+    def posterior(self, state: ServerState) -> Posterior:
+        """See `AbstractServer`; of the average over the last half of the visits where noise makes that better."""
+        return self.describe(self.usable(averaged(state)))
+
+    def describe(self, eta: GaussianEta) -> Posterior:
+        """A proper q as a posterior."""
+        return Posterior(family=self.local.family, eta=eta, names=self.names, model=self.local.model)
+
+    def info(self, state: ServerState) -> dict[str, Any]:
+        """The present q."""
+        return eta_info(self.usable(state.eta_q))
+
+    def facts(self, state: ServerState) -> dict[str, Any]:
+        """Visits that had no effect: q would have run away."""
+        skipped = state.num_visits - state.num_counted
+        return {"visits_without_effect": skipped} if skipped else {}
 
 
-def plain_sum(ups: Upload[Eta]) -> Upload[Eta]:
-    """The sum over a stack of uploads; a secure sum has the same shape of result."""
-    return jax.tree.map(lambda leaf: leaf.sum(axis=0), ups)
+def changed(query: OpenSum, own: Any, d_eta: GaussianEta) -> tuple[Any, Message]:
+    """The state and the message of a silo whose factor changes: as it was rounded, so that q stays the product."""
+    message = query.write(flatten_eta(to_host(d_eta)))
+    assert message.value is not None
+    eta_t = own.eta_t + unflatten_eta(message.value, own.eta_t)
+    return eqx.tree_at(lambda state: state.eta_t, own, eta_t), message
+
+
+def loop_of(loop: StepPlan, seat: Seat) -> StepPlan:
+    """The loop of one silo: its own sampler and noise."""
+    assert seat.sampler is not None
+    assert seat.noise_multiplier is not None
+    return dataclasses.replace(loop, sampler=seat.sampler, noise_multiplier=seat.noise_multiplier)
+
+
+def draw_loop(door: Door | None, loop: StepPlan) -> tuple[Step, np.ndarray]:
+    """A paid loop and the rate of its batches."""
+    assert door is not None
+    return open_steps(door, loop), np.float32(loop.sampler.sampling.rate)  # type: ignore[return-value]
+
+
+def repeated(event: AbstractEvent, times: int) -> AbstractEvent:
+    """So many runs of what `event` pays for."""
+    return dataclasses.replace(event, count=event.count * times)
+
+
+def lagging(state: ServerState, visit: Visit) -> GaussianEta:
+    """What the silos of a visit answer to."""
+    return jax.tree.map(lambda leaf: leaf[visit.lag], state.recent)
+
+
+def averaged(state: ServerState) -> GaussianEta:
+    """The average of q over the last half of the visits; q itself where there is none."""
+    return (1.0 / state.num_averaged) * state.eta_sum if state.num_averaged else state.eta_q
+
+
+def weights_of_visits(state: ServerState) -> np.ndarray:
+    """How much of the change of each visit is in `averaged`: it is there as often as a q that came after it."""
+    since = np.arange(state.num_visits, 0, -1)
+    return np.minimum(since, state.num_averaged) / state.num_averaged if state.num_averaged else np.ones(len(since))
+
+
+def is_in_range(eta: GaussianEta) -> bool:
+    """Finite, and with room to multiply in float32."""
+    return all(bool(np.all(np.abs(leaf) <= _LARGEST)) for leaf in jax.tree.leaves(eta))
+
+
+def refuse_if_open(is_private: bool, visit: int) -> None:
+    """Without privacy a q that runs away is refused: nothing was paid that would be lost."""
+    if not is_private:
+        fix = "Lower protocol.damping and take more rounds, or make model.options.prior_stddev smaller."
+        raise InvalidInput("protocol.damping", "a q that stays finite", f"one that ran away in visit {visit}", fix)
+
+
+def eta_info(eta: GaussianEta) -> dict[str, Any]:
+    """A q for the trace."""
+    return {"eta": {"linear": np.asarray(eta.linear).tolist(), "quadratic": np.asarray(eta.quadratic).tolist()}}
 
 
 def precision_floor(eta_p: GaussianEta) -> float:
@@ -113,21 +359,6 @@ def precision_floor(eta_p: GaussianEta) -> float:
     return float(FLOOR_SHARE * precision.min())
 
 
-def usable(family: GaussianFamily, eta: GaussianEta, floor: float) -> GaussianEta:
-    """The proper version of a raw sum: what may be sampled from. The raw one stays in the states (SPEC 0)."""
-    return _project(family, to_single(eta), floor)
-
-
-@partial(jax.jit, static_argnums=2)
-def _project(family: GaussianFamily, eta: GaussianEta, floor: float) -> GaussianEta:
-    return family.project(eta, floor)  # type: ignore[arg-type]
-
-
-def to_single(eta: Eta) -> Eta:
-    """The same numbers as float32, as compiled code takes them."""
-    return jax.tree.map(lambda leaf: leaf.astype(np.float32), eta)
-
-
-def to_host(eta: Eta) -> Eta:
-    """The same numbers as float64 host arrays."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), eta)
+@jax.jit
+def _prior_factor(local: LocalOptimum, eta_cavity: GaussianEta, start: GaussianEta, key: PRNGKeyArray) -> GaussianEta:
+    return local.prior_factor(eta_cavity, start, key)

@@ -20,7 +20,7 @@ Over all pairs the draws must follow the laws they were priced with (`testing.la
 not charged before.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -121,6 +121,7 @@ class RecordingDraws(AbstractDraws):
     colluding: int = 0
     log: list[Seen] = field(default_factory=list)
     batches: list[tuple[Sampler, np.ndarray]] = field(default_factory=list)
+    open_loops: deque[tuple[AbstractEvent, list[np.ndarray]]] = field(default_factory=deque)
 
     @property
     def is_private(self) -> bool:
@@ -176,11 +177,13 @@ class RecordingDraws(AbstractDraws):
         self.account.draw(event)
         draws = self.inner.loop(sampler, dimension, event)
         self.batches.extend((sampler, batch) for batch in draws.batches)
+        self.open_loops.append((event, draws.batches))
+        return replace(draws, replayed=np.full_like(draws.noise, np.nan))
 
-        def record(totals: np.ndarray, releases: np.ndarray) -> None:
-            self.log.extend(map(Seen, [event] * len(totals), totals, releases, draws.batches))
-
-        return LoopDraws(batches=draws.batches, noise=draws.noise, recorder=record)
+    def close_loop(self, totals: np.ndarray, releases: np.ndarray) -> None:
+        """See `AbstractDraws`."""
+        event, batches = self.open_loops.popleft()
+        self.log.extend(map(Seen, [event] * len(totals), totals, releases, batches))
 
 
 @dataclass
@@ -197,6 +200,7 @@ class ReplayingDraws(AbstractDraws):
     log: list[Seen] = field(default_factory=list)
     _batches: Iterator[tuple[Sampler, np.ndarray]] = field(init=False)
     _opened: int = field(init=False, default=0)
+    _open_loops: deque[AbstractEvent] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
         self._batches = iter(self.recording.batches)
@@ -247,12 +251,15 @@ class ReplayingDraws(AbstractDraws):
         if len(recorded) != event.count:
             raise PrivacyViolation("Expected as many releases as in the other run, got more: control flow saw rows.")
 
-        def record(totals: np.ndarray, releases: np.ndarray) -> None:
-            for total in totals:
-                self._next(event, total)
-
+        self._open_loops.append(event)
         noise = np.zeros((event.count, dimension), dtype=np.float32)
-        return LoopDraws(batches=batches, noise=noise, replayed=np.stack(recorded), recorder=record)
+        return LoopDraws(batches=batches, noise=noise, replayed=np.stack(recorded))
+
+    def close_loop(self, totals: np.ndarray, releases: np.ndarray) -> None:
+        """See `AbstractDraws`."""
+        event = self._open_loops.popleft()
+        for total in totals:
+            self._next(event, total)
 
     def _replay(self, event: AbstractEvent, before_noise: np.ndarray) -> np.ndarray:
         self.account.draw(event)

@@ -1,0 +1,200 @@
+"""What a plan is made from, and the pieces that most plans share. Nothing here has seen a row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from silobayes.core.errors import InvalidInput
+from silobayes.defaults import Settings
+from silobayes.families import FullGaussian, MeanFieldGaussian
+from silobayes.inference.coordinates import num_coordinates
+from silobayes.inference.layouts import AbstractLayout, PersonSlots, person_slots, row_slots
+from silobayes.inference.solvers import LocalOptimum
+from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.plans.calibration import Sums, noise_multipliers
+from silobayes.privacy.events import AbstractEvent, Scheme
+from silobayes.privacy.ledger import Budget
+from silobayes.privacy.loops import StepPlan
+from silobayes.privacy.relation import Unit
+from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler
+from silobayes.protocols import pvi
+from silobayes.protocols.etas import flatten_eta, to_host
+from silobayes.protocols.roles import Seat
+from silobayes.protocols.schedule import Visit, visits, visits_per_silo
+from silobayes.study import PosteriorKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is public of a silo: its number of rows and, where batches are of persons, of persons; whether it knows whose
+    rows it has, and how many features they have."""
+
+    rows: int
+    persons: int | None = None
+    has_persons: bool = False
+    num_features: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Situation:
+    """A model, public sizes, settings and the budget of each silo (None: not private)."""
+
+    model: AbstractModel
+    names: tuple[str, ...]
+    sizes: tuple[Sizes, ...]
+    settings: Settings
+    budget: Budget | None
+    seed: int
+
+    @property
+    def num_silos(self) -> int:
+        """How many silos there are."""
+        return len(self.sizes)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The silos' public numbers of rows."""
+        return tuple(own.rows for own in self.sizes)
+
+    @property
+    def paid(self) -> Budget:
+        """The budget of a private study."""
+        assert self.budget is not None, "a private method has a budget"
+        return self.budget
+
+    @cached_property
+    def family(self) -> GaussianFamily:
+        """Of the posterior."""
+        if self.settings.posterior is PosteriorKind.FULL:
+            return FullGaussian(dimension=self.model.dim)
+        return MeanFieldGaussian(event_shape=(self.model.dim,))
+
+    @cached_property
+    def eta_p(self) -> GaussianEta:
+        """The (stand-in for the) prior."""
+        return to_host(self.model.prior_eta(self.family))
+
+    @cached_property
+    def local(self) -> LocalOptimum:
+        """The settings of local optimisations."""
+        return LocalOptimum(
+            model=self.model,
+            family=self.family,
+            floor=pvi.precision_floor(self.eta_p),
+            num_steps=self.settings.steps,
+            step_size=np.float32(self.settings.step_size),  # type: ignore[arg-type]
+        )
+
+    @cached_property
+    def start(self) -> GaussianEta:
+        """Where a first optimisation starts."""
+        return self.model.start_eta(self.family, jax.random.key(self.seed))
+
+    @cached_property
+    def visits(self) -> tuple[Visit, ...]:
+        """Of all rounds."""
+        return visits(
+            self.settings.schedule,
+            num_silos=self.num_silos,
+            num_rounds=self.settings.rounds,
+            silos_per_round=self.settings.clients_per_round,
+            seed=self.seed,
+        )
+
+    @cached_property
+    def sums(self) -> Sums:
+        """Over the silos of a visit of a round."""
+        return Sums(section=self.settings.aggregation, together=len(self.visits[0].silos))
+
+    @property
+    def everybody(self) -> Visit:
+        """One visit of all silos."""
+        return Visit(silos=tuple(range(self.num_silos)))
+
+    @property
+    def numbers(self) -> int:
+        """Of the natural parameters."""
+        return len(flatten_eta(self.eta_p))
+
+    @property
+    def by_person(self) -> bool:
+        """Whether batches are of persons."""
+        return self.budget is not None and self.budget.unit is Unit.PERSON
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Slots of one unit of a batch."""
+        return (self.settings.rows_per_person or 1) if self.by_person else 1
+
+    def row_seats(self) -> tuple[Seat, ...]:
+        """A slot for every row."""
+        layouts = row_slots(self.rows)
+        return tuple(Seat(index=m, size=self.rows[m], layout=layouts[m]) for m in range(self.num_silos))
+
+    def unit_layouts(self) -> tuple[tuple[int, ...], Sequence[AbstractLayout]]:
+        """Public numbers of units (rows, or persons) and their slots."""
+        if not self.by_person:
+            return self.rows, row_slots(self.rows)
+        numbers = tuple(own.persons or own.rows for own in self.sizes)
+        assert self.settings.rows_per_person is not None
+        return numbers, person_slots(numbers, self.settings.rows_per_person)
+
+    def loop(self, sampler: Sampler, noise_multiplier: float) -> StepPlan:
+        """One visit's loop."""
+        (clip_norm,) = self.settings.clip_norms
+        return StepPlan(
+            sampler=sampler,
+            num_steps=self.settings.steps,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            dimension=num_coordinates(self.family),
+            unit=self.paid.unit,
+        )
+
+    def loop_seats(self, made: tuple[Visit, ...], besides: tuple[AbstractEvent, ...] = ()) -> tuple[Seat, ...]:
+        """Slots, samplers and the least noise of loops in so many visits."""
+        units, layouts = self.unit_layouts()
+        samplers = [self.sampler(own, layout) for own, layout in zip(units, layouts, strict=True)]
+        counts = [max(count, 1) for count in visits_per_silo(made, self.num_silos)]
+
+        def event_of(key: tuple[Sampler, int]) -> Any:
+            return lambda noise: pvi.repeated(self.loop(key[0], noise).event, key[1])
+
+        keys = list(zip(samplers, counts, strict=True))
+        noise = noise_multipliers(keys, event_of, self.paid, besides=besides)
+        return tuple(
+            Seat(index=m, size=units[m], layout=layouts[m], sampler=samplers[m], noise_multiplier=noise[m])
+            for m in range(self.num_silos)
+        )
+
+    def sampler(self, units: int, layout: AbstractLayout) -> Sampler:
+        """Poisson slots are those of the group, so that its silos share one shape and one price."""
+        if self.settings.sampler is Scheme.POISSON:
+            width = layout.persons if isinstance(layout, PersonSlots) else layout.shape[0]
+            return PoissonSampler(sample_rate=self.settings.sample_rate, max_rows=width)
+        return FixedSizeSampler(batch_size=max(1, round(self.settings.sample_rate * units)), max_rows=units)
+
+    def pvi_server(self, **changes: Any) -> pvi.PVIServer:
+        """The server of rounds of PVI."""
+        fields: dict[str, Any] = {
+            "local": self.local,
+            "query": self.sums.open(),
+            "names": self.names,
+            "eta_p": self.eta_p,
+            "first_start": self.start,
+            "damping": self.settings.damping,
+            "seed": self.seed,
+            "num_visits": len(self.visits),
+            "averages": self.budget is not None,
+            "is_private": self.budget is not None,
+        }
+        return pvi.PVIServer(**{**fields, **changes})
+
+
+def refuse(key: str, expected: str, got: object, fix: str) -> None:
+    """`InvalidInput`, where a method cannot do what a study asks for."""
+    raise InvalidInput(key, expected, got, fix)

@@ -1,0 +1,145 @@
+"""Linear regression from noisy sufficient statistics (001; SPEC 3, "analytic"; UNCERTAINTY F1, F2).
+
+Each silo releases `(sum x x', sum x y)` once, one joint mechanism; the rest is post-processing. The posterior knows about
+the noise. `x_bound` and `y_bound` are public: rows are pulled back to them.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from silobayes.families import FullGaussian
+from silobayes.inference.noisy_statistics import GaussianPosterior, bounded_statistics, noise_aware_posterior
+from silobayes.inference.solvers import AllRows
+from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.posterior import Posterior
+from silobayes.privacy.clipping import Bounded, unpack_symmetric
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.queries import Answer, Message, PrivateSum, Total
+from silobayes.protocols import pvi
+from silobayes.protocols.etas import to_host
+from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.schedule import Visit
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowBounds:
+    """The public sizes of a row: the norm of its features, and its target."""
+
+    x: float
+    y: float
+
+    def bounded(self, x: np.ndarray, y: np.ndarray) -> Bounded:
+        """The statistics of rows, in units of `x`."""
+        return bounded_statistics(np.asarray(x, np.float64) / self.x, np.asarray(y, np.float64), y_bound=self.y)
+
+
+def present_rows(found: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Features and targets of the slots that hold a row, as float64."""
+    present = np.asarray(found.present)
+    return np.asarray(found.x, np.float64)[present], np.asarray(found.y, np.float64)[present]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StatisticsSilo(AbstractSilo[Any]):
+    """Releases its statistics; keeps nothing."""
+
+    bounds: RowBounds
+    query: PrivateSum
+
+    @property
+    def solve(self) -> AllRows:
+        """See `AbstractSilo`."""
+        return AllRows()
+
+    def init(self, seat: Seat) -> Any:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def reply(self, door: Door | None, seat: Seat, own: Any, down: Any, found: Any) -> tuple[Any, Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        return own, self.query.write(door, seat.index, self.bounds.bounded(*present_rows(found)))
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """The statistics."""
+        return (pvi.repeated(self.query.event(seat.index), num_visits),)
+
+
+class ServerState(eqx.Module):
+    """The answer's natural parameters: the prior's until the statistics are there."""
+
+    eta_q: GaussianEta
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StatisticsServer(AbstractServer[ServerState]):
+    """Makes the posterior that knows about the noise of the statistics."""
+
+    model: LinearRegression
+    family: GaussianFamily
+    names: tuple[str, ...]
+    eta_p: GaussianEta
+    bounds: RowBounds
+    query: PrivateSum
+
+    def init(self) -> ServerState:
+        """The prior."""
+        return ServerState(eta_q=self.eta_p)
+
+    def down(self, state: ServerState, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
+        """See `AbstractServer`."""
+        answer = answer_of(self.query.read(total), self.model, self.bounds)
+        return Merged(state=ServerState(eta_q=to_host(eta_of(answer, self.family))), counted=True)
+
+    def posterior(self, state: ServerState) -> Posterior:
+        """See `AbstractServer`."""
+        return Posterior(family=self.family, eta=self._usable(state), names=self.names, model=self.model)
+
+    def info(self, state: ServerState) -> dict[str, Any]:
+        """The answer."""
+        return pvi.eta_info(self._usable(state))
+
+    def _usable(self, state: ServerState) -> GaussianEta:
+        return usable_answer(state.eta_q, self.family, self.eta_p)
+
+
+def answer_of(statistics: Answer, model: LinearRegression, bounds: RowBounds) -> GaussianPosterior:
+    """The posterior given what was released."""
+    gram_std, cross_std = statistics.stddevs
+    # In units of the bound, coefficients are larger by it and their prior wider.
+    answer = noise_aware_posterior(
+        unpack_symmetric(statistics.blocks[0]),
+        statistics.blocks[1],
+        gram_std=gram_std,
+        cross_std=cross_std,
+        residual_variance=model.noise_stddev**2,
+        prior_precision=(model.prior_stddev * bounds.x) ** -2,
+    )
+    return dataclasses.replace(answer, mean=answer.mean / bounds.x, covariance=answer.covariance / bounds.x**2)
+
+
+def eta_of(answer: GaussianPosterior, family: GaussianFamily) -> GaussianEta:
+    """An answer in the family of the study."""
+    full = FullGaussian(dimension=len(answer.mean))
+    eta = full.from_standard(mean=jnp.asarray(answer.mean), covariance=jnp.asarray(answer.covariance))
+    return eta if isinstance(family, FullGaussian) else full.to_mean_field(eta)
+
+
+def usable_answer(eta_q: GaussianEta, family: GaussianFamily, eta_p: GaussianEta) -> GaussianEta:
+    """The proper version of an answer."""
+    return pvi.usable(family, pvi.to_single(eta_q), pvi.precision_floor(eta_p))
