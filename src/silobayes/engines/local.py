@@ -25,7 +25,7 @@ from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.doors import Bill, Doors, check, ledger_places
 from silobayes.engines.methods import AbstractMethod, RunState
-from silobayes.engines.planning import build_method
+from silobayes.engines.planning import build_method, public_sizes
 from silobayes.models.base import AbstractModel
 from silobayes.posterior import Posterior
 from silobayes.privacy.events import DiscreteGaussianEvent, GaussianEvent, SkellamEvent, to_json
@@ -83,7 +83,7 @@ def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None =
     run_id = secrets.token_hex(8)
     facts = {
         "run_id": run_id,
-        "silos": [{"name": silo.name, "rows": silo.num_rows} for silo in inputs.silos],
+        "silos": [_public_size(inputs.study, silo) for silo in inputs.silos],
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
         "releases": _releases(method),
         "version": __version__,
@@ -103,7 +103,7 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
 
     Guarantees:
         - a resumed run ends where an uninterrupted one does, and charges once
-        - a changed study or other rows counts are refused
+        - a changed study or other public sizes are refused
         - a resumed run remembers the site's own ledger
         - an unfinished run that lost a ledger is refused
         - a run that died after its certificate loses its private state
@@ -112,8 +112,7 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     if directory.is_finished:
         directory.remove_state()
         return Posterior.load(directory.path, model=inputs.model)
-    sizes = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
-    if sizes != [(silo.name, silo.num_rows) for silo in inputs.silos]:
+    if directory.facts["silos"] != [_public_size(inputs.study, silo) for silo in inputs.silos]:
         fix = "Resume with the rows that the run was started with."
         raise InvalidInput("silos", "the silos of the run, with as many rows", "others", fix)
     known = directory.ledgers
@@ -137,12 +136,15 @@ def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, AbstractMethod]:
         assert privacy.relation is not None
         assert privacy.unit is not None
         budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos))
-    return (
-        settings,
-        budget,
-        build_method(inputs.model, inputs.silos, settings, budget, study.study.seed, study_hash=study.hash),
-    )
+    silo_rows = [study.public_rows(silo) for silo in inputs.silos]
+    settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos, silo_rows))
+    sizes = {"max_rows": public_sizes(study, settings, inputs.silos), "study_hash": study.hash}
+    return settings, budget, build_method(inputs.model, inputs.silos, settings, budget, study.study.seed, **sizes)
+
+
+def _public_size(study: Study, silo: Silo) -> dict[str, Any]:
+    """What everybody may know of a silo's size: how many rows its persons have is theirs unless it is declared."""
+    return {"name": silo.name} | ({"rows": silo.num_rows} if study.tells_rows else {"persons": silo.num_persons})
 
 
 def _go_on(
