@@ -298,6 +298,27 @@ def test_whole_persons_are_protected_by_dp_optimisation(tmp_path):
     assert certificate["epsilon"] <= 1.0
 
 
+def test_how_many_rows_persons_have_is_told_only_if_it_is_declared(tmp_path):
+    """Whoever knows the rows of all others would read the last person's from the number of all rows."""
+    person_of_row = np.minimum(np.arange(80), 39)  # one person has 41 rows
+    silos = [dataclasses.replace(make_silo("a", 80, 0), persons=person_of_row), make_silo("b", 40, 1)]
+    silos[1] = dataclasses.replace(silos[1], persons=np.arange(40))
+    fewer = [silos[0].take("a", np.arange(60)), silos[1]]
+    made, tables = {}, make_study(unit="person", rows_per_person=50, privatise="local_averaging", rounds=2).to_dict()
+    for public in (["persons"], ["persons", "rows"]):
+        tables["data"]["public"] = public
+        for name, own in (("all", silos), ("fewer", fewer)):
+            out = tmp_path / f"{name}-{len(public)}"
+            with pytest.raises(Stop):
+                run(dataclasses.replace(make_inputs(silos=own), study=Study.from_dict(tables)), out, stop_after(1))
+            facts = json.loads((out / "run.json").read_text())
+            made[name, len(public)] = {key: facts[key] for key in ("silos", "settings", "releases")}
+    assert made["all", 1] == made["fewer", 1]
+    assert made["all", 1]["silos"] == [{"name": "a", "persons": 40}, {"name": "b", "persons": 40}]
+    assert made["all", 2]["silos"] == [{"name": "a", "rows": 80}, {"name": "b", "rows": 40}]
+    assert made["fewer", 2]["silos"] == [{"name": "a", "rows": 60}, {"name": "b", "rows": 40}]
+
+
 def test_rows_of_a_person_beyond_the_bound_are_refused_or_left_out_before_anything_is_spent(tmp_path):
     silos = [dataclasses.replace(silo, persons=np.arange(silo.num_rows) // 3) for silo in make_silos()]
     keys = {"unit": "person", "rows_per_person": 2, **PROTOCOLS["dp_optimisation"]}
