@@ -332,8 +332,8 @@ def _persons(cells: pd.Series, silo: str) -> np.ndarray:
     """
     if cells.isna().any() or np.any(cells.to_numpy(object) == ""):
         raise _refusal("data.unit", "a person for each row", str(cells.name), silo, "Fill or drop those rows.")
-    ids = [_id_text(cell) for cell in cells]
-    if None in ids:
+    ids = [text for text in map(_id_text, cells) if text is not None]
+    if len(ids) < len(cells):
         fix = "Write ids as texts or as whole numbers."
         raise _refusal("data.unit", "texts or whole numbers", str(cells.name), silo, fix)
     return np.array(stable_hashes(ids), dtype=np.int64)
