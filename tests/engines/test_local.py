@@ -315,7 +315,9 @@ def test_a_run_that_may_have_been_charged_does_not_start_again(loss, tmp_path):
     assert charges(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("lost", [("certificate.json",), ("certificate.json", "trace.jsonl"), ("c*.json", "trace.jsonl")])
+@pytest.mark.parametrize(
+    "lost", [("certificate.json",), ("certificate.json", "trace.jsonl"), ("c*.json", "trace.jsonl")]
+)
 def test_a_finished_run_without_its_certificate_is_not_run_again(lost, tmp_path):
     inputs, seen = make_inputs(**TINY), []
     run(inputs, tmp_path / "run")

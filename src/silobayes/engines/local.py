@@ -36,6 +36,7 @@ from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
 from silobayes.study import Mode, Study
 
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """After a step: where the run is and what each silo has spent; `epsilons` is empty without privacy."""

@@ -1,7 +1,8 @@
 """What a certificate says in words, as it follows from the study and from what was charged.
 
-Whoever writes a certificate and whoever checks one derive its words here. The name of a run's account is in the ledger's
-hash chain, so it says what a certificate could otherwise hide: which study was run, and whether its noise was noise.
+Whoever writes a certificate and whoever checks one derive its words here. The name of a run's account is in the
+ledger's hash chain, so it says what a certificate could otherwise hide: which study was run, and whether its noise was
+noise.
 
 Guarantees:
     The account of a run with fixed noise is never that of a private one.
