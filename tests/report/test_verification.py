@@ -307,10 +307,9 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], set[str]]] = {
         ),
         {"other silos"},
     ),
-    # files that were edited after the certificate
+    # files that were edited after the certificate, which names their digests
     "metrics": (lambda run: run_cases.change_json(run / "metrics.json", metrics={"accuracy": 0.99}), {"files"}),
     "trace": (lambda run: (run / "trace.jsonl").write_text((run / "trace.jsonl").read_text() + "\n"), {"files"}),
-    "run.json": (lambda run: run_cases.change_json(run / "run.json", charged=False), {"files"}),
     "trace gone": (lambda run: (run / "trace.jsonl").unlink(), {"files", "silos"}),
     "no digests": (lambda run: run_cases.change_json(run / "certificate.json", files=None), {"files"}),
     "some digests": (lambda run: run_cases.change_json(run / "certificate.json", files={}), {"files"}),

@@ -41,7 +41,8 @@ STUDY, RUN, TRACE, METRICS, CERTIFICATE, LEDGERS = (
     "certificate.json",
     "ledgers",
 )
-CERTIFIED = (STUDY, RUN, TRACE, ARRAYS, DESCRIPTION, METRICS)
+# Not run.json: it says where sites keep their ledgers, and a digest would let a reader test guesses of that.
+CERTIFIED = (STUDY, TRACE, ARRAYS, DESCRIPTION, METRICS)
 """The files of a finished run that its certificate names, by their digests."""
 _FIX = "Pass the directory that `silobayes run` wrote."
 
