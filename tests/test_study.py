@@ -212,6 +212,8 @@ BAD = [
     ("protocol.clip_norm", {**PERSON, **PERSONS_DECLARED, "protocol": {"clip_norm": [1.0, 2.0]}}),
     ("data.public", {**PERSON, "protocol": OPTIMISATION, "data__rows_per_person": 4}),
     ("data.public", {**PERSON, "protocol": {"kind": "global_vi"}, "data__rows_per_person": 4}),
+    ("data.public", {**PERSON, "data__rows_per_person": 4, "data__public": []}),
+    ("data.public", {**PERSON, "data__public": ["persons"]}),
     ("data.public", {"data__public": None}),
     ("data.public", {"data__public": ["bounds"]}),
     ("data.public", {"data__public": ["rows", "everything"]}),

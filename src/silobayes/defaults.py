@@ -223,8 +223,8 @@ class PublicFacts:
     solves_exactly: bool = True
 
     @classmethod
-    def of(cls, model: AbstractModel, silos: Sequence[Silo]) -> "PublicFacts":
-        """From the model and the silos' declared sizes."""
+    def of(cls, model: AbstractModel, silos: Sequence[Silo], silo_rows: Sequence[int] | None = None) -> "PublicFacts":
+        """From the model and the silos' declared sizes: by default the numbers of rows."""
         score, start_precision = 1.0, None
         if isinstance(model, LinearRegression):
             score = 1.0 / model.noise_stddev
@@ -234,7 +234,7 @@ class PublicFacts:
             score = math.sqrt(model.hidden[-1]) / 2  # half of the hidden units pass a row's features on
             start_precision = model.start_stddev**-2
         return cls(
-            silo_rows=tuple(silo.num_rows for silo in silos),
+            silo_rows=tuple(silo.num_rows for silo in silos) if silo_rows is None else tuple(silo_rows),
             num_parameters=model.dim,
             score=score,
             start_precision=start_precision,

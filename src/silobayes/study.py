@@ -420,6 +420,22 @@ class Study:
         return self.data.rows_per_person is not None and Public.PERSONS in self.data.public
 
     @property
+    def tells_rows(self) -> bool:
+        """Whether the silos' numbers of rows are public; otherwise it is persons and the bound on the rows of one."""
+        return self.privacy.mode is Mode.NONE or Public.ROWS in self.data.public
+
+    def public_rows(self, silo: Silo) -> int:
+        """The rows that a silo is planned for: their number if it is public, otherwise as many as its persons may have.
+
+        Guarantees:
+            Of rows that are not public nothing is looked at but the number of persons.
+        """
+        if self.tells_rows:
+            return silo.num_rows
+        assert self.data.rows_per_person is not None, "checked when the study was built"
+        return silo.num_persons * self.data.rows_per_person
+
+    @property
     def target_kind(self) -> TargetKind:
         """What the model explains."""
         possible = _TARGETS[self.model.kind]
@@ -475,7 +491,9 @@ class Study:
         if self.protocol.privatise is Privatise.NONE:
             fix = "Choose what is noised, or set privacy.mode = none."
             raise InvalidInput("protocol.privatise", "a private method with privacy.mode = dp", "none", fix)
-        needed = [(Public.ROWS, "the number of rows of each silo is used")]
+        needed = []
+        if privacy.unit is not Unit.PERSON or not self.can_sample_persons:
+            needed.append((Public.ROWS, "the number of rows of each silo is used"))
         only_optimises = self.protocol.kind in ONLY_OPTIMISATION and self.protocol.privatise is None
         optimises = self.protocol.privatise is Privatise.DP_OPTIMISATION or only_optimises
         if privacy.unit is Unit.PERSON and optimises:
@@ -536,7 +554,7 @@ def load_silos(study: Study, base_dir: Path) -> tuple[list[Silo], Silo | None, E
     """(silos, test rows if the study has some, encoding) from the tables that the study names under `base_dir`."""
     encoding = study.encoding
     silos, test = loading.load(study.description, encoding, study.study.seed, base_dir)
-    _check_shards(study, silos)
+    _check_silos(study, encoding, silos)
     return silos, test, encoding
 
 
@@ -546,14 +564,16 @@ def encode_silos(
     """The same from frames in memory, silo name -> frame; [silos] and the paths of [data] but `test` are not used."""
     encoding = study.encoding
     silos, test = loading.from_frames(study.description, encoding, study.study.seed, frames, base_dir)
-    _check_shards(study, silos)
+    _check_silos(study, encoding, silos)
     return silos, test, encoding
 
 
-def _check_shards(study: Study, silos: list[Silo]) -> None:
+def _check_silos(study: Study, encoding: Encoding, silos: list[Silo]) -> None:
+    if study.privacy.mode is Mode.NONE:
+        loading.check_classes(encoding, silos)
     shards = study.protocol.shards
     for silo in silos:
-        if shards is not None and silo.num_rows < shards:
+        if shards is not None and study.public_rows(silo) < shards:
             fix = "Take fewer shards, or leave the silo out."
             raise InvalidInput("protocol.shards", f"at most the rows of {silo.name}", shards, fix)
 

@@ -79,9 +79,8 @@ def test_verify_fails_with_code_1_when_a_check_fails(finished: Path, tmp_path: P
     assert json.loads(answer.output)["passed"] is False
 
 
-def test_verify_does_not_call_fixed_noise_private(finished: Path, tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(finished, tmp_path / "run"))
-    run_cases.edit_certificate(directory, is_private=False)
+def test_verify_does_not_call_fixed_noise_private(tmp_path: Path) -> None:
+    directory = run_cases.write_run(tmp_path / "run", comparisons=False, fixed_noise=True)
     result = invoke("verify", directory)
     assert result.exit_code == 0
     assert result.output.rstrip().endswith("NOT PRIVATE, and that is so.")

@@ -83,6 +83,17 @@ def test_categories_are_compared_as_they_are_listed(cells, categories):
     np.testing.assert_array_equal(given.encode(pd.DataFrame({"c": cells}), "north")[0][:, :3], expected)
 
 
+@pytest.mark.parametrize("cells", [[True, False], [1, 2], [np.int64(1), "no"], ["yes", True, 2]])
+def test_whether_a_category_is_accepted_does_not_depend_on_the_other_rows(cells):
+    """One text among whole numbers changes the type of the whole column: a refusal of others would tell of it."""
+    categories = ("true", "false", "1", "2", "yes", "no")
+    given = encoding(columns=(Categorical(name="c", categories=categories),), target=None)
+    alone = [given.encode(pd.DataFrame({"c": [cell]}), "north")[0] for cell in cells]
+    for other in ([], ["no"], [True], [2]):
+        together = given.encode(pd.DataFrame({"c": [*cells, *other]}), "north")[0]
+        np.testing.assert_array_equal(together[: len(cells)], np.concatenate(alone))
+
+
 @pytest.mark.parametrize("cell", [math.nan, math.inf, -math.inf, None, "", "nan", "inf", CANARY, "1,5", pd.NaT, [1]])
 def test_cells_that_are_no_finite_numbers_are_refused(cell):
     for outside in Outside:
@@ -169,6 +180,22 @@ def test_a_persons_number_depends_on_their_id_only():
         error = refusal(given, frame(who=["p", cell]))
         assert error.key == "data.unit"
     assert refusal(given, frame()).key == "data.features"
+
+
+def test_nobodys_id_changes_how_others_ids_are_read():
+    """One number that is not whole, or a gap, would turn everybody's whole number into a float."""
+    given = encoding(person="who")
+
+    def number(who: object, other: object) -> int:
+        persons = given.encode(frame(who=pd.Series([who, other])), "north")[2]
+        assert persons is not None
+        return persons[0]
+
+    assert len({number(7, 8), number(7, "p8"), number(7.0, 8.0), number("7", "p8"), number(7, 2**63)}) == 1
+    for cell in (8.5, 2.0**53, math.inf):
+        error = refusal(given, frame(who=[7, cell]))
+        assert error.key == "data.unit"
+        assert "whole numbers" in str(error)
 
 
 ranges = st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)).filter(

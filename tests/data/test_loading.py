@@ -220,9 +220,9 @@ def test_empty_silos_are_refused(tmp_path):
     assert "south" in str(refusal(tmp_path, files))
 
 
-def test_rows_of_one_class_are_refused_but_a_silo_of_one_class_is_not(tmp_path):
+def test_rows_of_one_class_are_refused_without_privacy_but_a_silo_of_one_class_is_not(tmp_path):
     write(tmp_path, rows().assign(died="no"))
-    error = refusal(tmp_path, changed())
+    error = refusal(tmp_path, changed(privacy={"mode": "none"}))
     assert error.key == "data.target"
     assert "one class" in str(error)
     write(tmp_path, rows())
@@ -230,6 +230,18 @@ def test_rows_of_one_class_are_refused_but_a_silo_of_one_class_is_not(tmp_path):
     files = changed(data__source=None, silos={}, data__files={"north": "rows.csv", "south": "south.csv"})
     silos, _, _ = load_silos(Study.from_dict(files), tmp_path)
     assert np.unique(silos[1].y).tolist() == [0]
+
+
+def test_that_a_private_run_starts_does_not_tell_a_rows_class(tmp_path):
+    """Whoever knows that all others are of one class would read the last one's from a refusal, or from a run."""
+    started = set()
+    for last in ("no", "yes"):
+        frame = rows().assign(died="no")
+        frame.loc[7, "died"] = last
+        write(tmp_path, frame)
+        silos, _, _ = load_silos(Study.from_dict(changed()), tmp_path)
+        started.add(tuple(silo.num_rows for silo in silos))
+    assert started == {(20, 20)}
 
 
 def test_a_study_without_tables_takes_frames(tmp_path):

@@ -61,6 +61,13 @@ def test_places_follow_first_appearance_and_numbers_the_order_of_rows():
     assert numbers.tolist() == [0, 0, 1, 0, 1, 2]
 
 
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.permutations(range(7)))
+def test_places_do_not_depend_on_what_ids_are(persons, names):
+    renamed = np.array(names)[persons] * 10**12 - 3
+    for places, same in zip(places_of_rows(np.array(persons)), places_of_rows(renamed), strict=True):
+        assert places.tolist() == same.tolist()
+
+
 def test_concatenated_silos_keep_their_persons_apart():
     parts = [Silo(name=n, x=np.eye(3), y=np.arange(3), persons=np.array([0, 1, 1])) for n in "ab"]
     whole = concatenate("all", parts)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
-from silobayes.runs import checkpoint
+from silobayes.runs import checkpoint, claims, directory
 from silobayes.runs.directory import RunDirectory
 from silobayes.study import Study
 from tests.engines.cases import MODEL, NAMES, make_silo, make_silos, make_study
@@ -117,11 +118,12 @@ def test_a_killed_run_goes_on(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(out)])
     deadline = time.monotonic() + 120
-    while not (out / "trace.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+    trace = out / "trace.jsonl"
+    while not (trace.exists() and trace.read_text()) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert (out / "trace.jsonl").exists()
+    assert trace.read_text()
     seen = []
     resume(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), out, lambda now: seen.append(now.step))
     assert seen == [2, 3, 4]
@@ -264,6 +266,137 @@ def test_a_run_that_died_before_it_charged_goes_on_with_the_same_ledgers(tmp_pat
     assert charges(tmp_path / "run") == [1, 1]
 
 
+TINY = {"privatise": "virtual_clients", "rounds": 2, "steps": 2, "shards": 3}
+
+
+def gone(*names):
+    def lose(out):
+        for name in names:
+            for path in out.glob(name):
+                path.unlink()
+
+    return lose
+
+
+def uncharged(out, *names):
+    facts = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**facts, "charged": False}))
+    gone(*names)(out)
+
+
+LOSSES = {
+    "trace and checkpoint": gone("trace.jsonl", "checkpoint*"),
+    "checkpoint": gone("checkpoint*"),
+    "arrays": gone("checkpoint-*.npz"),
+    "trace": gone("trace.jsonl"),
+    "the commit point": gone("checkpoint.json"),
+    "empty trace, no checkpoint": lambda out: ((out / "trace.jsonl").write_text(""), gone("checkpoint*")(out)),
+    "charged is false": lambda out: uncharged(out, "trace.jsonl", "checkpoint*"),
+    "charged is false, one ledger left": lambda out: uncharged(
+        out, "trace.jsonl", "checkpoint*", "ledgers/silo-0.*", "ledgers/silo-1.*"
+    ),
+    "charged is false and no ledgers": lambda out: uncharged(out, "ledgers/*"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_run_that_may_have_been_charged_does_not_start_again(loss, tmp_path):
+    """Its noise was paid once: without a charge it would be drawn twice."""
+    inputs = make_inputs(**TINY)
+    with pytest.raises(Stop):
+        run(inputs, tmp_path / "run", stop_after(1))
+    LOSSES[loss](tmp_path / "run")
+    before = charges(tmp_path / "run")
+    seen = []
+    for _ in range(2):  # and what a refused attempt leaves behind does not let the next one in
+        with pytest.raises(InvalidInput):
+            resume(inputs, tmp_path / "run", seen.append)
+    assert not seen
+    assert charges(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    "lost", [("certificate.json",), ("certificate.json", "trace.jsonl"), ("c*.json", "trace.jsonl")]
+)
+def test_a_finished_run_without_its_certificate_is_not_run_again(lost, tmp_path):
+    inputs, seen = make_inputs(**TINY), []
+    run(inputs, tmp_path / "run")
+    gone(*lost)(tmp_path / "run")
+    with pytest.raises(InvalidInput):
+        resume(inputs, tmp_path / "run", seen.append)
+    assert not seen
+
+
+def test_a_crash_at_any_write_of_a_charged_run_can_be_resumed(tmp_path, monkeypatch):
+    """Before and after each file is replaced and each line appended: nothing is lost or paid twice."""
+    inputs = make_inputs(**{**TINY, "rounds": 1})
+    whole = run(inputs, tmp_path / "whole")
+    lines = (tmp_path / "whole" / "trace.jsonl").read_text()
+    finished = refused = 0
+    for crash_at in range(100):
+        out, writes = tmp_path / f"run-{crash_at}", []
+
+        def crashing(act, writes=writes, crash_at=crash_at):
+            def write(*arguments):
+                writes.append(arguments)
+                if len(writes) - 1 == crash_at // 2 and crash_at % 2 == 0:
+                    raise Stop
+                result = act(*arguments)
+                if len(writes) - 1 == crash_at // 2:
+                    raise Stop
+                return result
+
+            return write
+
+        with monkeypatch.context() as patched:
+            patched.setattr("silobayes.runs.files.os.replace", crashing(os.replace))
+            patched.setattr(directory, "append_line", crashing(directory.append_line))
+            try:
+                run(inputs, out)
+            except Stop:
+                pass
+            else:
+                assert len(writes) < crash_at
+                finished += 1
+                break
+        if not (out / "run.json").exists():  # it had not begun
+            refused += 1
+            continue
+        assert same(resume(inputs, out), whole)
+        assert (out / "trace.jsonl").read_text() == lines
+        assert charges(out) == [1, 1, 1]
+        assert verify(read_run(out)).passed
+    assert finished == 1
+    assert refused == 3
+
+
+@pytest.mark.parametrize(("first", "then"), [(3, None), (None, 3)])
+def test_a_run_goes_on_with_the_kind_of_noise_that_it_was_started_with(first, then, tmp_path):
+    """Otherwise steps with noise of a fixed seed would be certified as private."""
+    with pytest.raises(Stop):
+        run(make_inputs(first, **TINY), tmp_path / "run", stop_after(1))
+    facts = tmp_path / "run" / "run.json"
+    told = {"noise": "operating system" if first else "fixed seed"}
+    for change in ({}, told, {"noise": None}, {**told, "charged": False}):
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), **change}))
+        with pytest.raises(InvalidInput, match="noise_seed"):
+            resume(make_inputs(then, **TINY), tmp_path / "run")
+    assert charges(tmp_path / "run") == [1, 1, 1]
+
+
+def test_the_account_of_a_run_with_fixed_noise_says_so():
+    study = make_study(**TINY)
+    names = {
+        claims.account_name(study.study.name, hash, run_id, is_private=is_private)
+        for hash in (study.hash, "0" * 64)
+        for run_id in ("ab", "cd")
+        for is_private in (True, False)
+    }
+    assert len(names) == 8
+    assert sum("NOT PRIVATE" in name for name in names) == 4
+    assert len(claims.account_name("x" * 500, study.hash, "0" * 16, is_private=False)) <= 200
+
+
 def test_a_place_that_cannot_be_written_is_refused_and_nothing_is_charged(tmp_path):
     ledger, inputs = make_site_inputs(tmp_path)
     (tmp_path / "file").write_text("")
@@ -296,6 +429,27 @@ def test_whole_persons_are_protected_by_dp_optimisation(tmp_path):
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
     assert (certificate["unit"], certificate["method"]) == ("person", "dp_optimisation")
     assert certificate["epsilon"] <= 1.0
+
+
+def test_how_many_rows_persons_have_is_told_only_if_it_is_declared(tmp_path):
+    """Whoever knows the rows of all others would read the last person's from the number of all rows."""
+    person_of_row = np.minimum(np.arange(80), 39)  # one person has 41 rows
+    silos = [dataclasses.replace(make_silo("a", 80, 0), persons=person_of_row), make_silo("b", 40, 1)]
+    silos[1] = dataclasses.replace(silos[1], persons=np.arange(40))
+    fewer = [silos[0].take("a", np.arange(60)), silos[1]]
+    made, tables = {}, make_study(unit="person", rows_per_person=50, privatise="local_averaging", rounds=2).to_dict()
+    for public in (["persons"], ["persons", "rows"]):
+        tables["data"]["public"] = public
+        for name, own in (("all", silos), ("fewer", fewer)):
+            out = tmp_path / f"{name}-{len(public)}"
+            with pytest.raises(Stop):
+                run(dataclasses.replace(make_inputs(silos=own), study=Study.from_dict(tables)), out, stop_after(1))
+            facts = json.loads((out / "run.json").read_text())
+            made[name, len(public)] = {key: facts[key] for key in ("silos", "settings", "releases")}
+    assert made["all", 1] == made["fewer", 1]
+    assert made["all", 1]["silos"] == [{"name": "a", "persons": 40}, {"name": "b", "persons": 40}]
+    assert made["all", 2]["silos"] == [{"name": "a", "rows": 80}, {"name": "b", "rows": 40}]
+    assert made["fewer", 2]["silos"] == [{"name": "a", "rows": 60}, {"name": "b", "rows": 40}]
 
 
 def test_rows_of_a_person_beyond_the_bound_are_refused_or_left_out_before_anything_is_spent(tmp_path):

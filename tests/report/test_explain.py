@@ -63,6 +63,16 @@ def test_a_bound_on_the_rows_of_a_person_is_said_with_what_happens_beyond_it() -
     assert "others are left out" in text_of(privacy={"unit": "person"}, data={**data, "outside": "clip"})
 
 
+def test_what_public_numbers_and_sides_tell_of_a_person_is_said() -> None:
+    data = {"unit": "patient", "rows_per_person": 5, "public": ["rows", "test", "persons"], "test": 0.3}
+    text = text_of(privacy={"unit": "person"}, data=data)
+    assert "How many rows one person has: whoever knows" in text
+    assert "it follows from their id and the seed" in text
+    hidden = text_of(privacy={"unit": "person"}, data={**data, "public": ["test", "persons"]})
+    assert "How many rows one person has" not in hidden
+    assert "the number of rows of each silo" not in hidden
+
+
 def test_a_study_without_privacy_is_called_that_first() -> None:
     tables = {**BASE, "privacy": {"mode": "none"}}
     sections = explain(Study.from_dict(tables))

@@ -25,7 +25,7 @@ Guarantees:
     Features without a declared spread lie in [-1, 1].
     If values are as declared, the root of a row's mean squared norm is at most `typical_row_norm`.
     A clipped or accepted target lies within its bounds.
-    A row's encoding does not depend on the other rows.
+    A row's encoding does not depend on the other rows, nor does it whether the row is accepted.
     No error text quotes a cell or a header.
 """
 
@@ -42,6 +42,8 @@ from silobayes.core.hashing import stable_hashes
 
 INTERCEPT = "intercept"
 Category = str | int | float
+# Beyond it not every whole number is a float64.
+_LARGEST_WHOLE = 2.0**53
 
 
 class Outside(StrEnum):
@@ -304,14 +306,23 @@ def codes_of(cells: pd.Series, categories: Sequence[Category]) -> np.ndarray:
     """
     if not isinstance(categories[0], str):
         return pd.Index(np.array(categories, np.float64)).get_indexer(pd.Index(_as_float(cells)))
-    if cells.dtype.kind == "b":
-        cells = cells.map({True: "true", False: "false"})
-    elif cells.dtype.kind in "iu":
-        cells = cells.astype(str)
+    written = np.empty(len(cells), object)
+    written[:] = [_written(cell) for cell in cells.to_numpy(object)]
     try:
-        return pd.Index(np.array(categories, object)).get_indexer(pd.Index(cells.to_numpy(object)))
+        return pd.Index(np.array(categories, object)).get_indexer(pd.Index(written))
     except TypeError:  # cells that are lists or tables; its text quotes them
         return np.full(len(cells), -1)
+
+
+def _written(cell: object) -> object:
+    """A whole number and a truth value as text, anything else as it is.
+
+    Cell by cell: the type of a column is decided by all its rows together, and one text among whole numbers would
+    change how all of them are read.
+    """
+    if isinstance(cell, (bool, np.bool_)):
+        return "true" if cell else "false"
+    return str(cell) if isinstance(cell, (int, np.integer)) else cell
 
 
 def _persons(cells: pd.Series, silo: str) -> np.ndarray:
@@ -321,7 +332,21 @@ def _persons(cells: pd.Series, silo: str) -> np.ndarray:
     """
     if cells.isna().any() or np.any(cells.to_numpy(object) == ""):
         raise _refusal("data.unit", "a person for each row", str(cells.name), silo, "Fill or drop those rows.")
-    return np.array(stable_hashes(str(cell) for cell in cells), dtype=np.int64)
+    ids = [text for text in map(_id_text, cells) if text is not None]
+    if len(ids) < len(cells):
+        fix = "Write ids as texts or as whole numbers."
+        raise _refusal("data.unit", "texts or whole numbers", str(cells.name), silo, fix)
+    return np.array(stable_hashes(ids), dtype=np.int64)
+
+
+def _id_text(cell: object) -> str | None:
+    """An id as text; None if it is a number that is not whole, or too large for a float to tell from its neighbour.
+
+    One such number turns a column of whole numbers into floats, and then everybody's id would be written differently.
+    """
+    if isinstance(cell, (float, np.floating)):
+        return str(int(cell)) if float(cell).is_integer() and abs(cell) < _LARGEST_WHOLE else None
+    return str(cell)
 
 
 def _inside(bound: float, towards: float) -> np.float32:

@@ -84,7 +84,13 @@ class Silo:
 
 
 def places_of_rows(persons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row the place of its person, by first appearance, and its number among that person's rows."""
+    """For each row the place of its person, by first appearance, and its number among that person's rows.
+
+    Whoever takes somebody's first row takes their place, and all others keep theirs: ranks of ids would move them.
+
+    Guarantees:
+        Places do not depend on what ids are.
+    """
     _, first, codes, counts = np.unique(persons, return_index=True, return_inverse=True, return_counts=True)
     by_appearance = np.argsort(first)
     place_of_code = np.empty_like(by_appearance)

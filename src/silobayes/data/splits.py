@@ -1,10 +1,12 @@
 """Dealing rows to silos: the splits of the experiments, as lists of row numbers.
 
-These simulate a federation: they run before the silos exist. `even`, `column` and `hold_out` look at a row's own place or
-person, so that neighbours in the table are neighbours in a silo. `rho_kappa` and `label_skew` make silos of given class
-shares, which only all labels together can decide: there the guarantee of a study is about each silo's rows as dealt, not
-about the table they were dealt from. With `persons`, all rows of one person go to one part, because a person in two
-silos would pay twice; where they go follows from a keyed hash of their own id, and not from who else is there.
+These simulate a federation: they run before the silos exist. `even`, `column` and `hold_out` look at a row's own place
+or person, so that neighbours in the table are neighbours in a silo. `rho_kappa` and `label_skew` make silos of given
+class shares, which only all labels together can decide: there the guarantee of a study is about each silo's rows as
+dealt, not about the table they were dealt from. With `persons`, all rows of one person go to one part, because a person
+in two silos would pay twice; where they go follows from a keyed hash of their own id, and not from who else is there.
+The side and the silo of an id are public: everybody may compute them. Neighbours are tables of one silo's rows as
+dealt, in which somebody is another person who would have been dealt there.
 
 Guarantees:
     Parts do not overlap, and no part is empty.

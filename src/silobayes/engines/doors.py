@@ -4,7 +4,7 @@ The account is named after the run, so a ledger can tell what this run has paid,
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +129,12 @@ def check(bills: Sequence[Bill], *, budget: Budget, account: str) -> list[Ledger
     for ledger, bill in zip(ledgers, bills, strict=True):
         _check_room(ledger, bill, budget, account)
     return ledgers
+
+
+def charged_accounts(places: Iterable[Path]) -> set[str]:
+    """The names of all accounts that were charged in those of the ledgers that are there."""
+    ledgers = _all(Ledger.open, [place for place in places if place.exists()])
+    return {entry.study for ledger in ledgers for entry in ledger.entries()}
 
 
 def _open(bill: Bill) -> Ledger | None:

@@ -23,23 +23,18 @@ from silobayes import __version__
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.doors import Bill, Doors, check, ledger_places
+from silobayes.engines.doors import Bill, Doors, charged_accounts, check, ledger_places
 from silobayes.engines.methods import AbstractMethod, RunState
-from silobayes.engines.planning import build_method
+from silobayes.engines.planning import build_method, public_sizes
 from silobayes.models.base import AbstractModel
 from silobayes.posterior import Posterior
-from silobayes.privacy.events import DiscreteGaussianEvent, GaussianEvent, SkellamEvent, to_json
+from silobayes.privacy.events import to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.protocols.schedule import visits_per_client
+from silobayes.runs import claims
 from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
 from silobayes.study import Mode, Study
-
-_NOISE = {
-    DiscreteGaussianEvent: "discrete Gaussian on a grid",
-    SkellamEvent: "Skellam on a grid, in shares of the silos",
-    GaussianEvent: "float32 Gaussian inside a compiled loop",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +78,12 @@ def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None =
     run_id = secrets.token_hex(8)
     facts = {
         "run_id": run_id,
-        "silos": [{"name": silo.name, "rows": silo.num_rows} for silo in inputs.silos],
+        "silos": [_public_size(inputs.study, silo) for silo in inputs.silos],
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
         "releases": _releases(method),
         "version": __version__,
         "ledgers": ledger_places(names, LEDGERS, inputs.ledgers),
+        "noise": _noise_source(inputs),
     }
     RunDirectory.require_new(Path(out))
     if budget is not None:
@@ -103,17 +99,18 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
 
     Guarantees:
         - a resumed run ends where an uninterrupted one does, and charges once
-        - a changed study or other rows counts are refused
+        - a changed study or other public sizes are refused
         - a resumed run remembers the site's own ledger
-        - an unfinished run that lost a ledger is refused
+        - an unfinished run that lost a ledger, its checkpoint or its trace is refused
+        - a run whose ledgers hold its charges does not start again, whatever its files say
+        - a run goes on with the kind of noise that it was started with, and is never called private otherwise
         - a run that died after its certificate loses its private state
     """
     directory = RunDirectory.open(Path(out), inputs.study.hash)
     if directory.is_finished:
         directory.remove_state()
         return Posterior.load(directory.path, model=inputs.model)
-    sizes = [(silo["name"], silo["rows"]) for silo in directory.facts["silos"]]
-    if sizes != [(silo.name, silo.num_rows) for silo in inputs.silos]:
+    if directory.facts["silos"] != [_public_size(inputs.study, silo) for silo in inputs.silos]:
         fix = "Resume with the rows that the run was started with."
         raise InvalidInput("silos", "the silos of the run, with as many rows", "others", fix)
     known = directory.ledgers
@@ -122,6 +119,7 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
         if place is None or Path(path).resolve() != place.resolve():
             fix = "What was charged is written there: leave --ledger out, or bring that file back."
             raise InvalidInput("ledgers", f"the ledger that the run was started with, {place}", str(path), fix)
+    _check_noise(directory.facts.get("noise"), _noise_source(inputs))
     return _go_on(directory, inputs, *_prepare(inputs), progress)
 
 
@@ -137,12 +135,15 @@ def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, AbstractMethod]:
         assert privacy.relation is not None
         assert privacy.unit is not None
         budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos))
-    return (
-        settings,
-        budget,
-        build_method(inputs.model, inputs.silos, settings, budget, study.study.seed, study_hash=study.hash),
-    )
+    silo_rows = [study.public_rows(silo) for silo in inputs.silos]
+    settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos, silo_rows))
+    sizes = {"max_rows": public_sizes(study, settings, inputs.silos), "study_hash": study.hash}
+    return settings, budget, build_method(inputs.model, inputs.silos, settings, budget, study.study.seed, **sizes)
+
+
+def _public_size(study: Study, silo: Silo) -> dict[str, Any]:
+    """What everybody may know of a silo's size: how many rows its persons have is theirs unless it is declared."""
+    return {"name": silo.name} | ({"rows": silo.num_rows} if study.tells_rows else {"persons": silo.num_persons})
 
 
 def _go_on(
@@ -155,9 +156,14 @@ def _go_on(
 ) -> Posterior:
     started = time.monotonic()
     with directory.lock():
-        state, step = directory.load_step(method.init())
         account = _account(inputs, directory.facts["run_id"])
-        doors = None if budget is None else _pay(directory, inputs, budget, method, account, step)
+        if budget is not None:
+            _look_for_charges(directory, inputs)
+        state, step = directory.load_step(method.init())
+        if budget is not None and step > 0 and not directory.has_charged:
+            fix = "Bring back run.json and the ledgers, or start a new run."
+            raise InvalidInput("ledgers", f"what paid for {step} released steps", "no charge of this run", fix)
+        doors = None if budget is None else _pay(directory, inputs, budget, method, account, state)
         while state.step < len(method.visits):
             visit = method.visits[state.step]
             opened = [] if doors is None else [doors.at(m, state.step) for m in visit.clients]
@@ -182,8 +188,32 @@ def _go_on(
     return posterior
 
 
-def _account(inputs: Inputs, run_id: str) -> str:
-    return f"{inputs.study.study.name[:150]} {run_id}"
+def _account(inputs: Inputs, run_id: str, noise: str | None = None) -> str:
+    """The account of a run with such noise; by default with that of `inputs`."""
+    is_private = (noise or _noise_source(inputs)) == claims.FROM_SYSTEM
+    return claims.account_name(inputs.study.study.name, inputs.study.hash, run_id, is_private=is_private)
+
+
+def _noise_source(inputs: Inputs) -> str | None:
+    if inputs.study.privacy.mode is Mode.NONE:
+        return None
+    return claims.FROM_SYSTEM if inputs.noise_seed is None else claims.FROM_SEED
+
+
+def _check_noise(started: object, now: str | None) -> None:
+    """Steps with fixed noise protect nobody, whatever noise the others have."""
+    if now is not None and started != now:
+        fix = "Pass noise_seed to fit() if, and only if, the run was started with one; otherwise start a new run."
+        raise InvalidInput("noise_seed", f"the noise that the run was started with: {started}", now, fix)
+
+
+def _look_for_charges(directory: RunDirectory, inputs: Inputs) -> None:
+    """Ledgers know better than `run.json` whether this run was charged, and for which kind of noise."""
+    run_id, now = directory.facts["run_id"], _noise_source(inputs)
+    kinds = {_account(inputs, run_id, kind): kind for kind in (claims.FROM_SYSTEM, claims.FROM_SEED)}
+    for account in charged_accounts(directory.ledgers.values()) & kinds.keys():
+        _check_noise(kinds[account], now)
+        directory.begin_to_charge()
 
 
 def _bills(method: AbstractMethod, places: Sequence[Path], may_create: Sequence[bool]) -> list[Bill]:
@@ -194,21 +224,26 @@ def _bills(method: AbstractMethod, places: Sequence[Path], may_create: Sequence[
 
 
 def _pay(
-    directory: RunDirectory, inputs: Inputs, budget: Budget, method: AbstractMethod, account: str, step: int
+    directory: RunDirectory, inputs: Inputs, budget: Budget, method: AbstractMethod, account: str, state: RunState
 ) -> Doors:
-    past = visits_per_client(method.visits[:step], method.num_clients)
+    past = visits_per_client(method.visits[: state.step], method.num_clients)
     done = [method.events(client, count) for client, count in enumerate(past)]
     known = directory.ledgers
     places = [known[silo.name] for silo in inputs.silos]
     own = directory.path / LEDGERS
     bills = _bills(method, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
+
+    def begin() -> None:
+        directory.keep_start(state)
+        directory.begin_to_charge()
+
     return Doors.pay(
         bills,
         done,
         budget=budget,
         account=account,
         noise_seed=inputs.noise_seed,
-        begin=directory.begin_to_charge,
+        begin=begin,
     )
 
 
@@ -268,14 +303,15 @@ def _certificate(
         "stamp": None,
         "versions": {
             "silobayes": __version__,
+            "started_with": directory.facts["version"],
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("jax", "numpy", "scipy")},
         },
     }
     if budget is None or doors is None:
-        return {**common, "stamp": "NOT PRIVATE: the study has no privacy", "mode": Mode.NONE.value}
+        return {**common, "stamp": claims.NO_PRIVACY, "mode": Mode.NONE.value}
     if inputs.noise_seed is not None:
-        common["stamp"] = "NOT PRIVATE: the noise comes from a fixed seed"
+        common["stamp"] = claims.FIXED_NOISE
     silos = []
     for silo, spent, events in zip(inputs.silos, doors.spent, doors.events, strict=True):
         if spent is not None:
@@ -283,9 +319,7 @@ def _certificate(
             ledger = place.name if place.is_absolute() else str(place)  # published: no paths of the site's machine
             paid = [to_json(event) for event in events]
             silos.append({"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "events": paid})
-    kinds = {type(event) for events in doors.events for event in events}
-    noise = ", and ".join(sorted(_NOISE[kind] for kind in kinds))
-    sampled = any(getattr(event, "sampling", None) for events in doors.events for event in events)
+    charged = [event for events in doors.events for event in events]
     section = settings.aggregation
     return {
         **common,
@@ -296,10 +330,10 @@ def _certificate(
         "relation": budget.relation.value,
         "unit": budget.unit.value,
         "method": settings.privatise.value,
-        "sampler": settings.sampler.value if sampled else None,
-        "noise": noise,
+        "sampler": claims.sampler_of(charged),
+        "noise": claims.noise_in_words(charged),
         "aggregation": {"kind": section.kind.value, "colluding": section.num_colluding},
-        "accountant": "pld",
+        "accountant": claims.ACCOUNTANT,
         "silos": silos,
     }
 

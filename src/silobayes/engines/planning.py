@@ -39,7 +39,15 @@ from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler
 from silobayes.protocols import bcm, dp_pvi, pvi
 from silobayes.protocols.schedule import Schedule, Visit, visits, visits_per_client
 from silobayes.secure.fixed_point import Modulus
-from silobayes.study import PERTURBING, AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind
+from silobayes.study import (
+    PERTURBING,
+    AggregationKind,
+    AggregationSection,
+    PosteriorKind,
+    Privatise,
+    ProtocolKind,
+    Study,
+)
 
 Key = TypeVar("Key")
 
@@ -53,6 +61,12 @@ def family_of(model: AbstractModel, posterior: PosteriorKind) -> GaussianFamily:
     if posterior is PosteriorKind.FULL:
         return FullGaussian(dimension=model.dim)
     return MeanFieldGaussian(event_shape=(model.dim,))
+
+
+def public_sizes(study: Study, settings: Settings, silos: Sequence[Silo]) -> list[int]:
+    """What is public of each silo's size: of its persons where batches are of persons, otherwise of its rows."""
+    by_person = study.privacy.unit is Unit.PERSON and settings.privatise is Privatise.DP_OPTIMISATION
+    return [silo.num_persons if by_person else study.public_rows(silo) for silo in silos]
 
 
 def build_method(

@@ -206,6 +206,16 @@ def _not_protected(study: Study) -> Section:
         "What is true of people in general: if the model finds that a risk is high for a group, that is learned about "
         "members of the group whether or not their rows took part.",
     ]
+    if study.privacy.unit is Unit.PERSON and Public.ROWS in study.data.public:
+        paragraphs.append(
+            "How many rows one person has: whoever knows those of all others at the silo reads it from their number. "
+            'Leave "rows" out of data.public and declare "persons" and rows_per_person if that matters.'
+        )
+    if study.privacy.unit is Unit.PERSON and (isinstance(study.data.test, float) or study.data.source is not None):
+        paragraphs.append(
+            "Who is tested, and at which silo of one table somebody is: it follows from their id and the seed, so it "
+            "tells that their id is one of those that are dealt there."
+        )
     if study.privacy.unit is Unit.ROW:
         paragraphs.append(
             "A person with several rows: each row is protected, the person only by the epsilons of the rows together. "

@@ -35,7 +35,7 @@ from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, privatise_of, resolve
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import communications
-from silobayes.engines.planning import build_method
+from silobayes.engines.planning import build_method, public_sizes
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
@@ -51,7 +51,7 @@ _MADE_UP_ROWS = 2000
 class SiloPlan:
     """What one silo will pay in total; `events` is empty and `epsilon` None where nothing private is released.
 
-    `persons` is the number that the plan is for, where batches are drawn from persons; otherwise None.
+    `persons` is the number that the plan is for, where it decides something; otherwise None.
     """
 
     name: str
@@ -123,7 +123,8 @@ def _plain(value: Any) -> Any:
 def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None) -> Plan:
     """The plan for silos of so many rows, in the order of the study's silos.
 
-    `persons` matters where batches are drawn from persons; by default they are as few as can have so many rows.
+    `persons` matters where batches are drawn from persons or numbers of rows are not public; by default they are as few
+    as can have so many rows.
     """
     names = study.description.silo_names or tuple(f"silo-{k}" for k in range(len(rows)))
     if len(rows) != len(names) or any(count < 1 for count in rows):
@@ -137,12 +138,13 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
         _stand_in(name, count, num_features, units if privacy.unit is Unit.PERSON else None)
         for name, count, units in zip(names, rows, numbers, strict=True)
     ]
-    settings = resolve(study, PublicFacts.of(model, silos))
+    settings = resolve(study, PublicFacts.of(model, silos, [study.public_rows(silo) for silo in silos]))
     budget = None
     if privacy.mode is Mode.DP:
         assert privacy.epsilon and privacy.delta and privacy.relation and privacy.unit  # noqa: PT018 (mode dp has all)
         budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    method = build_method(model, silos, settings, budget, study.study.seed)
+    sizes = public_sizes(study, settings, silos)
+    method = build_method(model, silos, settings, budget, study.study.seed, max_rows=sizes)
     events = method.total_events()
     return Plan(
         study=study,
@@ -151,7 +153,7 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             SiloPlan(
                 name=name,
                 rows=count,
-                persons=people if _samples_persons(study) else None,
+                persons=people if _counts_persons(study) else None,
                 events=own,
                 epsilon=_epsilon(own, budget),
             )
@@ -159,8 +161,20 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
         ),
         num_parameters=model.dim,
         num_messages=communications(method, settings.rounds)["messages"],
-        widths=expected_widths(model, encoding, settings, rows, events, rows_per_unit=sum(rows) / sum(numbers)),
+        widths=expected_widths(
+            model,
+            encoding,
+            settings,
+            rows,
+            events,
+            rows_per_unit=sum(rows) / sum(numbers) if _samples_persons(study) else 1.0,
+        ),
     )
+
+
+def _counts_persons(study: Study) -> bool:
+    """Whether the numbers of persons decide anything: batches are of persons, or the numbers of rows are not public."""
+    return _samples_persons(study) or not study.tells_rows
 
 
 def _samples_persons(study: Study) -> bool:
@@ -168,11 +182,11 @@ def _samples_persons(study: Study) -> bool:
 
 
 def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -> list[int]:
-    """Units of each silo: rows, or persons where they are sampled."""
+    """Units of each silo: rows, or persons where their number decides something."""
     most = study.data.rows_per_person
-    if not _samples_persons(study) or most is None:
+    if not _counts_persons(study) or most is None:
         if persons is not None:
-            fix = "Remove it: only batches of persons depend on how many there are."
+            fix = "Remove it: nothing in this study depends on how many there are."
             raise InvalidInput("persons", "nothing for this study", list(persons), fix)
         return list(rows)
     fewest = [-(-count // most) for count in rows]

@@ -1,8 +1,9 @@
 """Recompute the price of a run from its ledgers alone, by two methods, and compare with what the certificate claims.
 
-Nothing of the certificate is trusted. For each silo the ledger's chain is checked, the study's charges are priced by
-privacy loss distributions (upper and lower bound) and once more through Renyi divergences, which share no code with the
-former. A claim below the lower bound is refuted; a claim is confirmed only if it is at least an upper bound.
+Nothing of the certificate is trusted; its words are checked in `report.words`. For each silo the ledger's chain is
+checked, the study's charges are priced by privacy loss distributions (upper and lower bound) and once more through
+Renyi divergences, which share no code with the former. A claim below the lower bound is refuted; a claim is confirmed
+only if it is at least an upper bound.
 
 The Renyi bound is looser by nature. If it alone lies within the budget, the budget holds by two independent proofs;
 otherwise the two methods must still not contradict each other: lower bound of the one <= upper bound of the other.
@@ -18,6 +19,9 @@ Guarantees:
     A silo that released and is not certified is noticed.
     More releases than were paid are noticed.
     Private state that a crash left behind is noticed.
+    Two silos that pay into one ledger are noticed, and a silo that paid under two names of one run.
+    A posterior with another certificate is noticed.
+    Every word is that of study, ledgers and run directory (`report.words`).
 """
 
 import dataclasses
@@ -36,21 +40,15 @@ from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.ledger import Account, Ledger
 from silobayes.privacy.relation import Relation
+from silobayes.report import words
 from silobayes.report.run_files import RunFiles
+from silobayes.report.words import Check, number
 from silobayes.runs import checkpoint
+from silobayes.runs.directory import LEDGERS
 from silobayes.study import Mode, PrivacySection, Study
 
 # A claim is a float that went through JSON, so it comes back exactly; the margin is for another machine's mathematics.
 _SAME = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was checked."""
-
-    name: str
-    passed: bool
-    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +96,22 @@ def verify(run: RunFiles) -> Verification:
     study = _check_study(run, checks)
     if study is None:
         return Verification(checks=tuple(checks), prices=(), says_private=says_private)
+    checks += words.check_files(run)
     _check_posterior(run, checks)
     _check_private_state(run, checks)
+    checks += words.check_words(run, study)
     if study.privacy.mode is Mode.NONE:
-        detail = "a run without privacy must say that it is not private"
-        checks.append(Check(name="stamp", passed=not says_private, detail=detail))
+        checks += words.check_open(run)
         return Verification(checks=tuple(checks), prices=(), says_private=says_private)
-    _check_terms(run.certificate, study.privacy, checks)
+    checks += words.check_origin(run, study)
+    paid: dict[str, list[AbstractEvent]] = {}
     for silo in _silos(run, study, checks):
-        price = _check_silo(run, study, silo, checks)
-        if price is not None:
-            prices.append(price)
+        events = _charged(run, study, silo, checks)
+        if events:
+            paid[str(silo.get("name"))] = events
+            prices.append(_check_silo(run, study, silo, events, checks))
+    checks += words.check_noise(run, study, paid)
+    _check_other_ledgers(run, study, checks)
     _check_total(run.certificate, prices, checks)
     return Verification(checks=tuple(checks), prices=tuple(prices), says_private=says_private)
 
@@ -127,13 +130,14 @@ def _check_study(run: RunFiles, checks: list[Check]) -> Study | None:
 
 
 def _check_posterior(run: RunFiles, checks: list[Check]) -> None:
+    """Its provenance is the certificate, as far as that could be known before the files were complete."""
     try:
-        found = Posterior.load(run.directory).provenance.get("study_hash")
+        found = Posterior.load(run.directory).provenance
     except InvalidInput as error:
         checks.append(Check(name="posterior", passed=False, detail=str(error)))
         return
-    passed = found == run.certificate.get("study_hash")
-    checks.append(Check(name="posterior", passed=passed, detail="intact, and of the certified study"))
+    passed = words.same(found, {key: value for key, value in run.certificate.items() if key != "files"})
+    checks.append(Check(name="posterior", passed=passed, detail="intact, and with this certificate"))
 
 
 def _check_private_state(run: RunFiles, checks: list[Check]) -> None:
@@ -142,72 +146,101 @@ def _check_private_state(run: RunFiles, checks: list[Check]) -> None:
     checks.append(Check(name="private state", passed=not left, detail=detail))
 
 
-def _check_terms(certificate: Mapping[str, Any], privacy: PrivacySection, checks: list[Check]) -> None:
-    for key in ("delta", "relation", "unit"):
-        said, meant = certificate.get(key), getattr(privacy, key)
-        passed = said == (meant if key == "delta" else meant.value)
-        checks.append(Check(name=key, passed=passed, detail=f"study: {meant}, certificate: {said}"))
-
-
 def _silos(run: RunFiles, study: Study, checks: list[Check]) -> list[Mapping[str, Any]]:
     """The silos of the certificate; all that released something must be there, and no others."""
-    listed = run.certificate.get("silos")
-    silos = [silo for silo in listed if isinstance(silo, Mapping)] if isinstance(listed, list) else []
+    silos = words.listed_silos(run.certificate)
     names, released = [str(silo.get("name")) for silo in silos], set(_visits(run))
     declared = study.description.silo_names or names  # rows handed over in Python bring their own names
     passed = bool(names) and len(set(names)) == len(names) and set(names) == released <= set(declared)
     checks.append(Check(name="silos", passed=passed, detail=f"{len(names)} certified, {len(released)} released"))
+    paths = {_ledger_path(run, silo).resolve() for silo in silos}
+    detail = f"{len(paths)} ledgers of {len(silos)} silos"
+    checks.append(Check(name="ledgers", passed=len(paths) == len(silos), detail=detail))
     return silos
 
 
 def _visits(run: RunFiles) -> Counter[str]:
     """How often each silo released, as the trace says."""
-    return Counter(str(name) for line in run.trace for name in line.get("visited", []))
+    visited = [line.get("visited") for line in run.trace]
+    return Counter(str(name) for names in visited if isinstance(names, list) for name in names)
 
 
-def _check_silo(run: RunFiles, study: Study, silo: Mapping[str, Any], checks: list[Check]) -> SiloPrice | None:
+def _charged(run: RunFiles, study: Study, silo: Mapping[str, Any], checks: list[Check]) -> list[AbstractEvent]:
+    """What a silo's ledger charged for this run; nothing if that cannot be known."""
     name = str(silo.get("name"))
     try:
-        account = _account(_ledger_path(run, silo), str(run.certificate.get("account")))
+        ledger = Ledger.open(_ledger_path(run, silo))
+        account = _account(ledger, str(run.certificate.get("account")))
         entries = account.entries()
+        others = _other_accounts(run, ledger, account.study)
     except (SiloBayesError, OSError) as error:
         checks.append(Check(name=f"{name}: ledger", passed=False, detail=" ".join(str(error).split())))
-        return None
+        return []
     checks.append(Check(name=f"{name}: ledger", passed=True, detail=f"chain intact, {len(entries)} charges"))
     privacy = study.privacy
-    assert privacy.epsilon is not None  # in mode dp a study has all four
     same = all(entry.relation is privacy.relation and entry.unit is privacy.unit for entry in entries)
     checks.append(Check(name=f"{name}: terms", passed=same, detail="charged for the study's neighbours and unit"))
-    events = [entry.event for entry in entries]
-    if not events:
+    detail = f"charged under another name too: {', '.join(others)}" if others else "charged under one name"
+    checks.append(Check(name=f"{name}: account", passed=not others, detail=detail))
+    if not entries:
         checks.append(Check(name=f"{name}: charges", passed=False, detail="nothing was charged for this study"))
-        return None
-    checks.append(_check_releases(run, name, events))
+    return [entry.event for entry in entries]
+
+
+def _other_accounts(run: RunFiles, ledger: Ledger, account: str) -> list[str]:
+    """Accounts of this run by another name: of noise from a seed, or of another study file."""
+    run_id = str(run.facts.get("run_id"))
+    return sorted({entry.study for entry in ledger.entries() if run_id in entry.study.split()} - {account})
+
+
+def _check_other_ledgers(run: RunFiles, study: Study, checks: list[Check]) -> None:
+    """Silos that paid and that the certificate does not name."""
+    names = {str(silo.get("name")) for silo in words.listed_silos(run.certificate)}
+    certified = {_ledger_path(run, silo).resolve() for silo in words.listed_silos(run.certificate)}
+    known = {(run.directory / str(place)).resolve(): name for name, place in words.ledger_places(run).items()}
+    there = {path.resolve(): path.stem for path in (run.directory / LEDGERS).glob("*.ledger")}
+    charged = set()
+    for path, name in {**there, **known}.items():
+        if path not in certified and path.exists():
+            try:
+                entries = Ledger.open(path).entries(str(run.certificate.get("account")))
+            except SiloBayesError as error:
+                checks.append(Check(name=f"{name}: ledger", passed=False, detail=" ".join(str(error).split())))
+                continue
+            charged |= {name} if entries else set()
+    checks.append(words.check_other_silos(run, study, names, charged))
+
+
+def _check_silo(
+    run: RunFiles, study: Study, silo: Mapping[str, Any], events: list[AbstractEvent], checks: list[Check]
+) -> SiloPrice:
+    name, privacy = str(silo.get("name")), study.privacy
+    assert privacy.epsilon is not None  # in mode dp a study has all four
+    checks += words.check_silo_words(run, silo, events)
+    checks.append(_check_releases(run, study, name, events))
     price = _price(name, silo, events, privacy)
     checks += _judge(price, privacy.epsilon)
     return price
 
 
-def _check_releases(run: RunFiles, name: str, events: list[AbstractEvent]) -> Check:
+def _check_releases(run: RunFiles, study: Study, name: str, events: list[AbstractEvent]) -> Check:
     """No more noise was drawn than was paid for: steps of an optimisation are paid one by one."""
-    visits, after = _visits(run)[name], run.facts["releases"]
-    released = after[visits] if visits < len(after) else math.inf  # more visits than were planned
+    released = words.releases_of(run, study, _visits(run)[name])
     paid = sum(event.count for event in events)
     return Check(name=f"{name}: releases", passed=released <= paid, detail=f"{released} released, {paid} paid")
 
 
 def _ledger_path(run: RunFiles, silo: Mapping[str, Any]) -> Path:
     """A site's own ledger lies elsewhere; the certificate, which is published, does not say where."""
-    places = run.facts.get("ledgers")
     name, said = str(silo.get("name")), str(silo.get("ledger"))
-    return run.directory / (str(places.get(name, said)) if isinstance(places, Mapping) else said)
+    return run.directory / str(words.ledger_places(run).get(name, said))
 
 
-def _account(path: Path, study: str) -> Account:
-    for account in Ledger.open(path).accounts():
+def _account(ledger: Ledger, study: str) -> Account:
+    for account in ledger.accounts():
         if account.study == study:
             return account
-    raise InvalidInput("ledger", f"an account of study {study}", str(path), "Pass the directory of the run.")
+    raise InvalidInput("ledger", "the account of the run", f"none of {study}", "Pass the directory of the run.")
 
 
 def _price(name: str, silo: Mapping[str, Any], events: list[AbstractEvent], privacy: PrivacySection) -> SiloPrice:
@@ -216,7 +249,7 @@ def _price(name: str, silo: Mapping[str, Any], events: list[AbstractEvent], priv
     epsilon, epsilon_lower, epsilon_rdp = _bounds(accounting.merge(events), privacy.relation, privacy.delta)
     return SiloPrice(
         silo=name,
-        claimed=_number(silo.get("epsilon")),
+        claimed=number(silo.get("epsilon")),
         epsilon=epsilon,
         epsilon_lower=epsilon_lower,
         epsilon_rdp=epsilon_rdp,
@@ -257,7 +290,7 @@ def _judge(price: SiloPrice, budget: float) -> list[Check]:
 
 
 def _check_total(certificate: Mapping[str, Any], prices: list[SiloPrice], checks: list[Check]) -> None:
-    claimed = _number(certificate.get("epsilon"))
+    claimed = number(certificate.get("epsilon"))
     worst = max((price.claimed for price in prices), default=math.nan)
     checks.append(
         Check(
@@ -266,10 +299,6 @@ def _check_total(certificate: Mapping[str, Any], prices: list[SiloPrice], checks
             detail=f"claimed {epsilon_text(claimed)}, silos {epsilon_text(worst)}",
         )
     )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
 def _finite(value: Any) -> Any:

@@ -4,7 +4,8 @@
     run.json            run id, names and sizes of the silos, settings, where the ledgers are and whether they may
                         have been charged
     ledgers/            one ledger per silo, unless a site brings its own
-    checkpoint*.{json,npz}  the state after the last step, while the run is not finished
+    checkpoint*.{json,npz}  the state after the last step, while the run is not finished; of a private run also that
+                        before the first step, from before the first charge
     trace.jsonl         what was released, a line per step
     posterior.{npz,json}, metrics.json, certificate.json    when the run is finished; the certificate comes last
 
@@ -13,9 +14,12 @@ Guarantees:
     Resuming with a changed study is refused.
     Two processes cannot run in one directory.
     A checkpoint older than what was released is refused.
+    A run that may have been charged does not start again without its checkpoint and its trace.
+    The certificate says what was in the other files of the run.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -24,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from silobayes.core.errors import InvalidInput
+from silobayes.posterior import ARRAYS, DESCRIPTION
 from silobayes.runs import checkpoint
 from silobayes.runs.files import append_line, read_json, write_bytes, write_json
 
@@ -36,6 +41,9 @@ STUDY, RUN, TRACE, METRICS, CERTIFICATE, LEDGERS = (
     "certificate.json",
     "ledgers",
 )
+# Not run.json: it says where sites keep their ledgers, and a digest would let a reader test guesses of that.
+CERTIFIED = (STUDY, TRACE, ARRAYS, DESCRIPTION, METRICS)
+"""The files of a finished run that its certificate names, by their digests."""
 _FIX = "Pass the directory that `silobayes run` wrote."
 
 
@@ -91,6 +99,15 @@ class RunDirectory:
         """Whether a ledger may have been charged: from then on a missing one is not an empty one."""
         return self.facts.get("charged") is not False
 
+    def keep_start(self, state: Any) -> None:
+        """Keep the state before the first step and an empty trace, before the first charge.
+
+        From then on a missing file never means that nothing was released.
+        """
+        if not self.has_charged:
+            checkpoint.save(self.path, state, step=0, study_hash=self.study_hash, trace={})
+            write_bytes(self.path / TRACE, b"")
+
     def begin_to_charge(self) -> None:
         """Remember, before the first charge, that every ledger exists and may hold charges."""
         if not self.has_charged:
@@ -127,13 +144,18 @@ class RunDirectory:
 
     def load_step(self, template: State) -> tuple[State, int]:
         """The state to go on from: `template` if no step was finished."""
-        lines = self._trace_lines()
         found = checkpoint.load(self.path, template, study_hash=self.study_hash)
-        if found is None:
-            state, step = template, 0
-        else:
-            state, step, line = found
-            if len(lines) == step - 1:  # the process died between the two writes
+        if self.has_charged:
+            for name, is_there in ((checkpoint.NAME, found is not None), (TRACE, (self.path / TRACE).exists())):
+                if not is_there:
+                    fix = "Noise may have been drawn from what was charged: bring the file back, or start a new run."
+                    raise InvalidInput(name, "a file of this run, which was charged", "nothing", fix)
+        lines = self._trace_lines()
+        state, step = template, 0
+        if found is not None:
+            stored, step, line = found
+            state = stored if step > 0 else template
+            if step > 0 and len(lines) == step - 1:  # the process died between the two writes
                 append_line(self.path / TRACE, json.dumps(line, allow_nan=False))
                 lines.append(json.dumps(line))
         if len(lines) != step:
@@ -152,15 +174,21 @@ class RunDirectory:
         return whole.splitlines()
 
     def finish(self, metrics: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
-        """Write the last files and remove the private state."""
+        """Write the last files and remove the private state; the posterior is there already."""
         write_json(self.path / METRICS, dict(metrics))
-        write_json(self.path / CERTIFICATE, dict(certificate))
+        write_json(self.path / CERTIFICATE, {**certificate, "files": digests(self.path)})
         self.remove_state()
 
     def remove_state(self) -> None:
         """Remove the private state of a finished run; a process may have died before it could."""
         assert self.is_finished, "an unfinished run needs its state"
         checkpoint.remove(self.path)
+
+
+def digests(path: Path) -> dict[str, str]:
+    """SHA-256 of what is there of the files that a certificate names."""
+    there = [path / name for name in CERTIFIED if (path / name).is_file()]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in there}
 
 
 @contextmanager
