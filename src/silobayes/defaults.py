@@ -63,7 +63,7 @@ from silobayes.models.poisson_regression import PoissonRegression
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Unit
 from silobayes.protocols.bcm import Committee
-from silobayes.protocols.linreg import Bounds
+from silobayes.inference.projection import Bounds
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import (
     LARGEST_FIRST_SHARE,

@@ -5,6 +5,7 @@ Nothing is taken apart: on every table the method is planned anew from its publi
 for `Silo`, which would refuse them.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,22 @@ import numpy as np
 import pytest
 
 from silobayes.defaults import Settings
-from silobayes.engines import planning
+from silobayes.engines.loop import AbstractParties, make_visit
+from silobayes.engines.parties import LocalParties
 from silobayes.models.base import AbstractModel
+from silobayes.plans import calibration
 from silobayes.privacy import accounting
+from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent, Scheme
 from silobayes.privacy.ledger import Budget
+from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols.roles import AbstractServer, Merged
+from silobayes.protocols.schedule import Visit
 from silobayes.study import PERTURBING, AggregationKind, Privatise
 from silobayes.testing import Pair, neighbours
 from silobayes.testing.neighbours import CANARIES
+from tests.engines.harness import plan_for
 
 MAX_ROWS, FEATURES = 24, 3
 ROWS_PER_PERSON, MAX_PERSONS = 3, 10
@@ -118,7 +126,7 @@ def whole_run(
     """The first silo's rows and all doors -> everything that becomes public in a run."""
     others = others_of(budget.unit, num_silos - 1, real_target=real_target)
     is_summed = settings.aggregation.kind is not AggregationKind.NONE
-    has_private_factors = settings.privatise in PERTURBING and (
+    has_private_states = settings.privatise in PERTURBING and (
         is_summed or settings.privatise is Privatise.VIRTUAL_CLIENTS
     )
     by_person = budget.unit is Unit.PERSON and settings.privatise is Privatise.DP_OPTIMISATION
@@ -127,24 +135,47 @@ def whole_run(
     def method(rows: Rows, doors: Any) -> Any:
         doors = doors if isinstance(doors, list) else [doors]
         silos: Any = [silo_of(rows), *others]
-        planned = planning.build_method(model, silos, settings, budget, 0, max_rows=[slots] * num_silos)
-        state, public = planned.init(), []
-        while state.step < len(planned.visits):
-            visit = planned.visits[state.step]
-            state = planned.step(state, [doors[m] for m in visit.clients])
-            clients = state.clients
-            if has_private_factors:
-                clients = clients["norms"] if isinstance(clients, dict) else None
-            public.append([state.server, clients, planned.current(state), planned.released(state), state.recent])
-        return [public, planned.eta(state), planned.total_events(), state.eta_sum]
+        plan = plan_for(model, silos, settings, budget, 0, max_rows=[slots] * num_silos)
+        local = LocalParties(plan, silos, lambda silo, visit: doors[silo], settings.aggregation)
+        parties = ReplayingParties(local, doors[0])
+        state, public = plan.server.init(), []
+        for visit in plan.visits:
+            state = make_visit(plan, parties, state, visit)
+            states = None if has_private_states else local.states
+            public.append([state, states, plan.server.info(state)])
+        posterior = plan.server.posterior(state)
+        return [public, posterior.eta, plan.server.facts(state), plan.total_events]
 
     return method
+
+
+class ReplayingParties(AbstractParties):
+    """The parties of a run whose totals are fed back on a neighbour: of a secure sum nothing else is ever seen."""
+
+    def __init__(self, inner: LocalParties, door: Door) -> None:
+        self.inner, self.door = inner, door
+
+    def ask(self, visit: Visit, down: Any) -> None:
+        self.inner.ask(visit, down)
+
+    def total(self, visit: Visit) -> Total:
+        total = self.inner.total(visit)
+        query = self.inner.plan.silos[visit.part].query
+        if not (isinstance(query, PrivateSum) and query.is_shared):
+            return total
+        return dataclasses.replace(total, payload=self.door.draws.total(total.payload))
+
+    def settle(self, visit: Visit, counted: bool) -> None:
+        self.inner.settle(visit, counted)
+
+    def stretch(self, server: AbstractServer, state: Any, visit: Visit) -> Merged | None:
+        return self.inner.stretch(server, state, visit)
 
 
 @pytest.fixture
 def calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise for the same event and budget: the gate plans a method hundreds of times."""
-    monkeypatch.setattr(planning, "calibrate", _calibrate_once)
+    monkeypatch.setattr(calibration, "calibrate", _calibrate_once)
 
 
 _KNOWN: dict[Any, float] = {}

@@ -16,21 +16,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from silobayes import __version__
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.doors import Bill, Doors, charged_accounts, check, ledger_places
-from silobayes.engines.methods import AbstractMethod, RunState
-from silobayes.engines.planning import build_method, public_sizes
+from silobayes.engines.loop import make_visit
+from silobayes.engines.parties import LocalParties, sum_of
 from silobayes.models.base import AbstractModel
 from silobayes.posterior import Posterior
 from silobayes.privacy.events import to_json
 from silobayes.privacy.ledger import Budget
-from silobayes.protocols.schedule import visits_per_client
+from silobayes.privacy.relation import Unit
+from silobayes.plans import plan_of
+from silobayes.plans.situation import Situation, Sizes
+from silobayes.protocols.roles import Plan
+from silobayes.protocols.schedule import Visit, visits_per_silo
 from silobayes.runs import claims
 from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
@@ -73,14 +74,14 @@ class Inputs:
 
 def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
     """A new run in the directory `out`; everything that can be refused is refused before anything is charged."""
-    settings, budget, method = _prepare(inputs)
+    settings, budget, plan = _prepare(inputs)
     names = [silo.name for silo in inputs.silos]
     run_id = secrets.token_hex(8)
     facts = {
         "run_id": run_id,
         "silos": [_public_size(inputs.study, silo) for silo in inputs.silos],
         "settings": {key: _plain(value) for key, value in dataclasses.asdict(settings).items()},
-        "releases": _releases(method),
+        "releases": _releases(plan),
         "version": __version__,
         "ledgers": ledger_places(names, LEDGERS, inputs.ledgers),
         "noise": _noise_source(inputs),
@@ -88,10 +89,10 @@ def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None =
     RunDirectory.require_new(Path(out))
     if budget is not None:
         places = [Path(out) / facts["ledgers"][name] for name in names]
-        bills = _bills(method, places, [name not in inputs.ledgers for name in names])
+        bills = _bills(plan, places, [name not in inputs.ledgers for name in names])
         check(bills, budget=budget, account=_account(inputs, run_id))
     directory = RunDirectory.create(Path(out), inputs.study.to_dict(), inputs.study.hash, facts)
-    return _go_on(directory, inputs, settings, budget, method, progress)
+    return _go_on(directory, inputs, settings, budget, plan, progress)
 
 
 def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
@@ -123,7 +124,7 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     return _go_on(directory, inputs, *_prepare(inputs), progress)
 
 
-def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, AbstractMethod]:
+def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, Plan]:
     study, privacy = inputs.study, inputs.study.privacy
     names = [silo.name for silo in inputs.silos]
     if len(set(names)) != len(names):
@@ -137,8 +138,24 @@ def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, AbstractMethod]:
         budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
     silo_rows = [study.public_rows(silo) for silo in inputs.silos]
     settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos, silo_rows))
-    sizes = {"max_rows": public_sizes(study, settings, inputs.silos), "study_hash": study.hash}
-    return settings, budget, build_method(inputs.model, inputs.silos, settings, budget, study.study.seed, **sizes)
+    situation = Situation(
+        model=inputs.model,
+        names=inputs.names,
+        sizes=tuple(_sizes(study, silo) for silo in inputs.silos),
+        settings=settings,
+        budget=budget,
+        seed=study.study.seed,
+    )
+    return settings, budget, plan_of(situation)
+
+
+def _sizes(study: Study, silo: Silo) -> Sizes:
+    return Sizes(
+        rows=study.public_rows(silo),
+        persons=silo.num_persons if study.privacy.unit is Unit.PERSON and silo.persons is not None else None,
+        has_persons=silo.persons is not None,
+        num_features=silo.num_features,
+    )
 
 
 def _public_size(study: Study, silo: Silo) -> dict[str, Any]:
@@ -151,7 +168,7 @@ def _go_on(
     inputs: Inputs,
     settings: Settings,
     budget: Budget | None,
-    method: AbstractMethod,
+    plan: Plan,
     progress: Callable[[Progress], None] | None,
 ) -> Posterior:
     started = time.monotonic()
@@ -159,31 +176,29 @@ def _go_on(
         account = _account(inputs, directory.facts["run_id"])
         if budget is not None:
             _look_for_charges(directory, inputs)
-        state, step = directory.load_step(method.init())
+        parties = LocalParties(
+            plan, inputs.silos, lambda silo, visit: None, settings.aggregation, inputs.study.hash
+        )
+        (state, parties.states), step = directory.load_step((plan.server.init(), parties.states))
         if budget is not None and step > 0 and not directory.has_charged:
             fix = "Bring back run.json and the ledgers, or start a new run."
             raise InvalidInput("ledgers", f"what paid for {step} released steps", "no charge of this run", fix)
-        doors = None if budget is None else _pay(directory, inputs, budget, method, account, state)
-        while state.step < len(method.visits):
-            visit = method.visits[state.step]
-            opened = [] if doors is None else [doors.at(m, state.step) for m in visit.clients]
-            state = method.step(state, opened)
-            directory.save_step(state, state.step, _trace(inputs, method, state))
+        doors = None
+        if budget is not None:
+            doors = _pay(directory, inputs, budget, plan, account, (state, parties.states), step)
+            parties.door_of = doors.at
+        for visit in plan.visits[step:]:
+            state = make_visit(plan, parties, state, visit)
+            line = {"visited": [inputs.silos[m].name for m in visit.silos], **plan.server.info(state)}
+            directory.save_step((state, parties.states), visit.number + 1, line)
             if progress is not None:
-                progress(_progress(inputs, method, state, doors))
-        certificate = _certificate(inputs, settings, budget, doors, directory, account)
-        if released := method.released(state):
-            certificate["released"] = released
-        if skipped := state.step - state.server.round_index:
-            certificate["visits_without_effect"] = skipped  # q would have run away
-        eta = method.eta(state)
-        posterior = Posterior(
-            family=method.solver.family, eta=eta, names=inputs.names, model=inputs.model, provenance=certificate
-        )
+                progress(_progress(inputs, plan, visit, doors))
+        certificate = _certificate(inputs, settings, budget, doors, directory, account) | plan.server.facts(state)
+        posterior = dataclasses.replace(plan.server.posterior(state), provenance=certificate)
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}
-        crossed = communications(method, settings.rounds)
+        crossed = communications(plan, settings)
         directory.finish({"metrics": metrics, "communications": crossed, "timing": timing}, certificate)
     return posterior
 
@@ -216,25 +231,25 @@ def _look_for_charges(directory: RunDirectory, inputs: Inputs) -> None:
         directory.begin_to_charge()
 
 
-def _bills(method: AbstractMethod, places: Sequence[Path], may_create: Sequence[bool]) -> list[Bill]:
+def _bills(plan: Plan, places: Sequence[Path], may_create: Sequence[bool]) -> list[Bill]:
     return [
         Bill(ledger=place, events=events, may_create=new)
-        for place, events, new in zip(places, method.total_events(), may_create, strict=True)
+        for place, events, new in zip(places, plan.total_events, may_create, strict=True)
     ]
 
 
 def _pay(
-    directory: RunDirectory, inputs: Inputs, budget: Budget, method: AbstractMethod, account: str, state: RunState
+    directory: RunDirectory, inputs: Inputs, budget: Budget, plan: Plan, account: str, states: Any, step: int
 ) -> Doors:
-    past = visits_per_client(method.visits[: state.step], method.num_clients)
-    done = [method.events(client, count) for client, count in enumerate(past)]
+    past = visits_per_silo(plan.visits[:step], len(plan.seats))
+    done = [plan.events(silo, count) for silo, count in enumerate(past)]
     known = directory.ledgers
     places = [known[silo.name] for silo in inputs.silos]
     own = directory.path / LEDGERS
-    bills = _bills(method, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
+    bills = _bills(plan, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
 
     def begin() -> None:
-        directory.keep_start(state)
+        directory.keep_start(states)
         directory.begin_to_charge()
 
     return Doors.pay(
@@ -247,44 +262,36 @@ def _pay(
     )
 
 
-def _trace(inputs: Inputs, method: AbstractMethod, state: RunState) -> dict[str, Any]:
-    eta, released = method.current(state), method.released(state)
-    line = {
-        "visited": [inputs.silos[m].name for m in method.visits[state.step - 1].clients],
-        "eta": {"linear": np.asarray(eta.linear).tolist(), "quadratic": np.asarray(eta.quadratic).tolist()},
-    }
-    return line | ({"released": released} if released else {})
-
-
-def _progress(inputs: Inputs, method: AbstractMethod, state: RunState, doors: Doors | None) -> Progress:
+def _progress(inputs: Inputs, plan: Plan, visit: Visit, doors: Doors | None) -> Progress:
     spent = {} if doors is None else {s.name: p for s, p in zip(inputs.silos, doors.spent, strict=True) if p}
     return Progress(
-        step=state.step,
-        num_steps=len(method.visits),
-        visited=tuple(inputs.silos[m].name for m in method.visits[state.step - 1].clients),
+        step=visit.number + 1,
+        num_steps=len(plan.visits),
+        visited=tuple(inputs.silos[m].name for m in visit.silos),
         epsilons={name: price.epsilon for name, price in spent.items()},
         epsilons_left={name: price.epsilon_left for name, price in spent.items()},
     )
 
 
-def communications(method: AbstractMethod, num_rounds: int) -> dict[str, int]:
+def communications(plan: Plan, settings: Settings) -> dict[str, int]:
     """What crosses between silos and server; what compute nodes tell each other does not reach a silo.
 
     An exchange is one broadcast down, of as many float64 numbers as the natural parameters, and its answer up: as many
     numbers in one message, or what the aggregator says that a silo sends for a sum of so many. A round visits every
-    silo (`sampled`: a subset) once, be it together or one after the other; with `global_vi` a visit has `steps`
-    exchanges, and each counts as a round.
+    silo (`sampled`: a subset) once, be it together or one after the other; a visit of several steps has as many
+    exchanges, and each counts as a round. Visits before the first round are one each.
     """
-    exchanges = method.exchanges_per_visit * sum(len(visit.clients) for visit in method.visits)
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(method.eta_p))
-    messages, up = 1, 8 * numbers
-    if method.aggregator is not None:
-        sums = method.aggregator.sums
-        messages, up = sums.messages_per_client, sums.bytes_per_client(numbers)
+    exchanges = sum(visit.steps * len(visit.silos) for visit in plan.visits)
+    messages, up = 1, 8 * plan.numbers
+    last = plan.visits[-1]
+    query = plan.silos[last.part].query
+    if query.modulus is not None:
+        sums = sum_of(settings.aggregation, query, len(last.silos), "0" * 64)
+        messages, up = sums.messages_per_client, sums.bytes_per_client(plan.numbers)
     return {
-        "rounds": method.exchanges_per_visit * num_rounds,
+        "rounds": last.steps * settings.rounds,
         "messages": (1 + messages) * exchanges,
-        "bytes": (8 * numbers + up) * exchanges,
+        "bytes": (8 * plan.numbers + up) * exchanges,
     }
 
 
@@ -338,10 +345,10 @@ def _certificate(
     }
 
 
-def _releases(method: AbstractMethod) -> list[int]:
-    """How many releases a client has made after 0, 1, 2, ... visits."""
-    longest = max(visits_per_client(method.visits, method.num_clients))
-    return [sum(event.count for event in method.events(0, visits)) for visits in range(longest + 1)]
+def _releases(plan: Plan) -> list[int]:
+    """How many releases a silo has made after 0, 1, 2, ... visits."""
+    longest = max(visits_per_silo(plan.visits, len(plan.seats)))
+    return [sum(event.count for event in plan.events(0, visits)) for visits in range(longest + 1)]
 
 
 def _plain(value: Any) -> Any:

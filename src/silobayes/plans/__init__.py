@@ -1,8 +1,9 @@
 """A method in one place: how it is planned from public facts alone, and the registry of methods."""
 
-from collections.abc import Callable
 from importlib import import_module
 
+from silobayes.core.errors import InvalidInput
+from silobayes.plans.checks import check
 from silobayes.plans.situation import Situation
 from silobayes.protocols.roles import Plan
 from silobayes.study import Privatise, ProtocolKind
@@ -27,7 +28,13 @@ REGISTRY: dict[tuple[ProtocolKind, Privatise], tuple[str, str]] = {
 }
 
 
-def planner(kind: ProtocolKind, privatise: Privatise) -> Callable[[Situation], Plan]:
-    """What plans this method."""
-    module, name = REGISTRY[kind, privatise]
-    return getattr(import_module(f"{__name__}.{module}"), name)
+def plan_of(situation: Situation) -> Plan:
+    """The method that a study asks for, worked out; everything is checked and priced before anything is spent."""
+    check(situation)
+    settings = situation.settings
+    key = settings.kind, settings.privatise
+    if key not in REGISTRY:
+        fix = "Use another method, or protocol.kind = pvi."
+        raise InvalidInput("protocol.privatise", f"a method of {key[0].value}", key[1].value, fix)
+    module, name = REGISTRY[key]
+    return getattr(import_module(f"{__name__}.{module}"), name)(situation)

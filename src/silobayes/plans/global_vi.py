@@ -21,14 +21,14 @@ def plan(situation: Situation) -> Plan:
     silo: AbstractSilo
     if situation.budget is None:
         seats = situation.row_seats()
-        silo = global_vi.OpenSilo(gradient=global_vi.WholeGradient(model=situation.model), query=situation.sums.open())
+        silo = global_vi.OpenSilo(solve=global_vi.WholeGradient(model=situation.model), query=situation.sums.open())
     elif situation.sums.is_used:
         seats, silo = _sharing(situation)
         sample_rate = settings.sample_rate
     else:
         seats = situation.loop_seats(situation.visits)
         silo = global_vi.NoisySilo(
-            gradient=global_vi.ReleasedGradient(**_clipped(situation)),
+            solve=global_vi.ReleasedGradient(**_clipped(situation)),
             query=situation.sums.open(),
             loop=situation.loop(seats[0].sampler, seats[0].noise_multiplier),  # type: ignore[arg-type]
         )
@@ -93,6 +93,11 @@ def _sharing(situation: Situation) -> tuple[tuple[Seat, ...], global_vi.SharingS
     )
     gradient = global_vi.ChunkGradients(**_clipped(situation))
     silo = global_vi.SharingSilo(
-        gradient=gradient, query=query, capacity=capacity, unit=budget.unit, num_steps=settings.steps
+        solve=gradient,
+        query=query,
+        clip_norm=clip_norm,
+        capacity=capacity,
+        unit=budget.unit,
+        num_steps=settings.steps,
     )
     return seats, silo

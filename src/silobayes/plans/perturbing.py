@@ -71,7 +71,7 @@ def _roles(
     factor_per_shard = sums.is_used or not averages
     kind = perturbed.ShardedSilo if factor_per_shard else perturbed.AveragingSilo
     silo = kind(
-        refit=perturbed.RefitShards(local=situation.local, factor_per_shard=factor_per_shard),
+        solve=perturbed.RefitShards(local=situation.local, factor_per_shard=factor_per_shard),
         ball=ball,
         damping=settings.damping,
         averages=averages,
@@ -114,7 +114,7 @@ def _with_quantile(situation: Situation, quantile: float) -> Plan:
     return Plan(
         visits=numbered((situation.everybody,), situation.visits),
         seats=_seats(situation),
-        silos=(clip_norms.CountingSilo(then=silo, query=query), silo),
+        silos=(clip_norms.CountingSilo(then=silo, solve=silo.solve, query=query), silo),
         server=clip_norms.QuantileServer(
             then=server,
             query=query,

@@ -38,7 +38,7 @@ def private_refit(situation: Situation) -> pvi.RefitPrivately:
 def optimising_silo(situation: Situation, seats: tuple, refit: pvi.RefitPrivately | bcm.Alone) -> pvi.OptimisingSilo:
     """A silo with a private loop."""
     return pvi.OptimisingSilo(
-        refit=refit,
+        solve=refit,
         damping=situation.settings.damping,
         query=situation.sums.open(),
         loop=situation.loop(seats[0].sampler, seats[0].noise_multiplier),
@@ -48,7 +48,7 @@ def optimising_silo(situation: Situation, seats: tuple, refit: pvi.RefitPrivatel
 def _rounds(situation: Situation, refit: pvi.Refit | pvi.RefitPrivately | bcm.Alone) -> Plan:
     if situation.budget is None:
         seats = situation.row_seats()
-        silo = pvi.PVISilo(refit=refit, damping=situation.settings.damping, query=situation.sums.open())
+        silo = pvi.PVISilo(solve=refit, damping=situation.settings.damping, query=situation.sums.open())
     else:
         seats = situation.loop_seats(situation.visits)
         silo = optimising_silo(situation, seats, refit)

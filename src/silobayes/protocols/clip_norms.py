@@ -108,12 +108,8 @@ class CountingSilo(AbstractSilo[pvi.SiloState]):
     """The first visit: how many of the silo's shards ask for a first change of which size."""
 
     then: perturbed.AbstractPerturbingSilo
+    solve: perturbed.RefitShards
     query: PrivateSum
-
-    @property
-    def solve(self) -> perturbed.RefitShards:
-        """See `AbstractSilo`."""
-        return self.then.solve
 
     def init(self, seat: Seat) -> pvi.SiloState:
         """See `AbstractSilo`."""

@@ -112,13 +112,8 @@ class ChunkGradients(eqx.Module):
 class OpenSilo(AbstractSilo[tuple[()]]):
     """Without privacy."""
 
-    gradient: WholeGradient
+    solve: WholeGradient
     query: OpenSum
-
-    @property
-    def solve(self) -> WholeGradient:
-        """See `AbstractSilo`."""
-        return self.gradient
 
     def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""
@@ -143,14 +138,9 @@ class OpenSilo(AbstractSilo[tuple[()]]):
 class NoisySilo(AbstractSilo[tuple[()]]):
     """With a noise of its own. `loop` says what all steps of a visit cost."""
 
-    gradient: ReleasedGradient
+    solve: ReleasedGradient
     query: OpenSum
     loop: StepPlan
-
-    @property
-    def solve(self) -> ReleasedGradient:
-        """See `AbstractSilo`."""
-        return self.gradient
 
     def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""
@@ -182,16 +172,12 @@ class NoisySilo(AbstractSilo[tuple[()]]):
 class SharingSilo(AbstractSilo[tuple[()]]):
     """With a share of the noise of the sum: exact, on a grid. `capacity` is the largest batch of any silo."""
 
-    gradient: ChunkGradients
+    solve: ChunkGradients
     query: PrivateSum
+    clip_norm: float
     capacity: int
     unit: Unit
     num_steps: int
-
-    @property
-    def solve(self) -> ChunkGradients:
-        """See `AbstractSilo`."""
-        return self.gradient
 
     def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""
@@ -201,7 +187,7 @@ class SharingSilo(AbstractSilo[tuple[()]]):
         """A batch."""
         assert door is not None
         assert seat.sampler is not None
-        return chunked(door.batch(seat.sampler).indices, seat.sampler, self.gradient.rows_per_unit)
+        return chunked(door.batch(seat.sampler).indices, seat.sampler, self.solve.rows_per_unit)
 
     def reply(
         self, door: Door | None, seat: Seat, own: tuple[()], down: Down, found: Array
@@ -214,7 +200,7 @@ class SharingSilo(AbstractSilo[tuple[()]]):
         """The sum over chunks, ready for the door."""
         assert seat.sampler is not None
         public: dict[str, Any] = {"capacity": self.capacity, "unit": self.unit}
-        return bounded_step(partial_sums, float(self.gradient.clip_norm), seat.sampler, self.gradient.rows_per_unit, **public)
+        return bounded_step(partial_sums, self.clip_norm, seat.sampler, self.solve.rows_per_unit, **public)
 
     def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
         """A release for each step."""

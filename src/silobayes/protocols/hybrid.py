@@ -16,7 +16,7 @@ Guarantees:
     - eta_q = eta_p + sum of the silos' factors after the start
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -78,11 +78,7 @@ class StartingSilo(AbstractSilo[SiloState]):
     model: LinearRegression
     bounds: RowBounds
     query: PrivateSum
-
-    @property
-    def solve(self) -> AllRows:
-        """See `AbstractSilo`."""
-        return AllRows()
+    solve: AllRows = field(default_factory=AllRows)
 
     def init(self, seat: Seat) -> SiloState:
         """See `AbstractSilo`."""
@@ -115,11 +111,7 @@ class FactoringSilo(AbstractSilo[SiloState]):
     family: GaussianFamily
     shares: tuple[float, ...]
     query: OpenSum
-
-    @property
-    def solve(self) -> None:
-        """No rows."""
-        return
+    solve: None = None
 
     def init(self, seat: Seat) -> SiloState:
         """Never the first visit."""

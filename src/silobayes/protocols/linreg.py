@@ -8,7 +8,7 @@ Input perturbation is the local model: every row is noised by itself, once, and 
 silo sends is the second moments of its noised rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -46,11 +46,7 @@ class AbstractSummingSilo(AbstractSilo[tuple[()]]):
 
     bounds: Bounds
     query: PrivateSum
-
-    @property
-    def solve(self) -> AllRows:
-        """See `AbstractSilo`."""
-        return AllRows()
+    solve: AllRows = field(default_factory=AllRows)
 
     def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""
@@ -97,11 +93,7 @@ class RowsSilo(AbstractSilo[tuple[()]]):
     bounds: Bounds
     rows: PrivateSum
     query: OpenSum
-
-    @property
-    def solve(self) -> AllRows:
-        """See `AbstractSilo`."""
-        return AllRows()
+    solve: AllRows = field(default_factory=AllRows)
 
     def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""

@@ -167,7 +167,7 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
     """What both kinds of silos share.
 
     Attributes:
-        refit: Local inference of shards.
+        solve: Local inference of shards.
         ball: Where changes are clipped; its norms are those of the rule (see `Down.norms`).
         damping: Of every change.
         averages: Whether a silo's change is the average over its shards, each standing for the whole silo.
@@ -176,18 +176,13 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
         query: What a visit asks.
     """
 
-    refit: RefitShards
+    solve: RefitShards
     ball: Ball
     damping: float
     averages: bool
     first: GaussianEta | None
     total_shards: int
     query: PrivateSum
-
-    @property
-    def solve(self) -> RefitShards:
-        """See `AbstractSilo`."""
-        return self.refit
 
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> np.ndarray:
         """Nothing random: the power of a shard's likelihood."""
@@ -200,7 +195,7 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
     def first_factor(self, share: float) -> GaussianEta:
         """A share of all first factors."""
         if self.first is None:
-            return to_host(self.refit.local.family.zeros())
+            return to_host(self.solve.local.family.zeros())
         return share * self.first
 
     def change(self, seat: Seat, own: pvi.SiloState, found: GaussianEta) -> GaussianEta:

@@ -112,18 +112,13 @@ class RefitPrivately(eqx.Module):
 class PVISilo(AbstractSilo[SiloState]):
     """A silo that sends the damped change of its factor."""
 
-    refit: Refit
+    solve: Refit
     damping: float
     query: OpenSum
 
-    @property
-    def solve(self) -> Refit:
-        """See `AbstractSilo`."""
-        return self.refit
-
     def init(self, seat: Seat) -> SiloState:
         """The factor is 1."""
-        return SiloState(eta_t=to_host(self.refit.local.family.zeros()))
+        return SiloState(eta_t=to_host(self.solve.local.family.zeros()))
 
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
         """Nothing."""
@@ -144,19 +139,14 @@ class PVISilo(AbstractSilo[SiloState]):
 class OptimisingSilo(AbstractSilo[SiloState]):
     """The same with a private local optimisation (000 section 3.1): all its steps are paid before the first draw."""
 
-    refit: RefitPrivately
+    solve: RefitPrivately
     damping: float
     query: OpenSum
     loop: StepPlan
 
-    @property
-    def solve(self) -> RefitPrivately:
-        """See `AbstractSilo`."""
-        return self.refit
-
     def init(self, seat: Seat) -> SiloState:
         """The factor is 1."""
-        return SiloState(eta_t=to_host(self.refit.local.family.zeros()))
+        return SiloState(eta_t=to_host(self.solve.local.family.zeros()))
 
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
         """Batches and noise of the loop, and the rate of the batches."""

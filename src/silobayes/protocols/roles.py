@@ -51,18 +51,14 @@ class Seat:
 class AbstractSilo(abc.ABC, Generic[State]):
     """Runs where rows are.
 
-    `solve(rows, own, down, drawn, key)` comes from `inference` and is mapped over silos; None in a visit without rows.
+    Attributes:
+        query: What a visit asks.
+        solve: What is computed from rows, as a pytree that compiled code takes as an argument: `solve(rows, own, down,
+            drawn, key)`, mapped over silos. None in a visit without rows.
     """
 
-    @property
-    @abc.abstractmethod
-    def query(self) -> AbstractQuery:
-        """What a visit asks."""
-
-    @property
-    @abc.abstractmethod
-    def solve(self) -> Callable[..., Any] | None:
-        """What is computed from rows, as a pytree that compiled code takes as an argument."""
+    query: AbstractQuery
+    solve: Callable[..., Any] | None
 
     @abc.abstractmethod
     def init(self, seat: Seat) -> State:

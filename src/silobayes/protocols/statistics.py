@@ -5,7 +5,7 @@ the noise. `x_bound` and `y_bound` are public: rows are pulled back to them.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -52,11 +52,7 @@ class StatisticsSilo(AbstractSilo[Any]):
 
     bounds: RowBounds
     query: PrivateSum
-
-    @property
-    def solve(self) -> AllRows:
-        """See `AbstractSilo`."""
-        return AllRows()
+    solve: AllRows = field(default_factory=AllRows)
 
     def init(self, seat: Seat) -> Any:
         """Nothing."""
