@@ -1,8 +1,8 @@
 """The local engine: all silos in one process, the reference semantics (DESIGN 5).
 
 Every silo still has its own ledger and its own door; a run lives in a directory (`runs.directory`) and goes on from
-there after Ctrl-C or kill -9. The order of a step: draw from what was paid, solve, checkpoint, trace, progress. A
-step that was not checkpointed was never shown to anybody, and its draws died with the process.
+there after Ctrl-C or kill -9. A visit: draw from what was paid, solve, reply, merge; commits go by the clock. A visit
+that was not committed was never shown to anybody, and its draws died with the process.
 """
 
 import dataclasses
@@ -36,6 +36,9 @@ from silobayes.runs import claims
 from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
 from silobayes.study import Mode, Study
+
+# Between commits: what a crash may cost.
+_COMMIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +182,7 @@ def _go_on(
         parties = LocalParties(
             plan, inputs.silos, lambda silo, visit: None, settings.aggregation, inputs.study.hash
         )
-        (state, parties.states), step = directory.load_step((plan.server.init(), parties.states))
+        state, parties.states, step = directory.load(plan.server.init(), parties.states)
         if budget is not None and step > 0 and not directory.has_charged:
             fix = "Bring back run.json and the ledgers, or start a new run."
             raise InvalidInput("ledgers", f"what paid for {step} released steps", "no charge of this run", fix)
@@ -187,12 +190,14 @@ def _go_on(
         if budget is not None:
             doors = _pay(directory, inputs, budget, plan, account, (state, parties.states), step)
             parties.door_of = doors.at
-        for visit in plan.visits[step:]:
-            state = make_visit(plan, parties, state, visit)
-            line = {"visited": [inputs.silos[m].name for m in visit.silos], **plan.server.info(state)}
-            directory.save_step((state, parties.states), visit.number + 1, line)
-            if progress is not None:
-                progress(_progress(inputs, plan, visit, doors))
+        clock = _Clock(directory, parties)
+        with clock:
+            for visit in plan.visits[step:]:
+                state = make_visit(plan, parties, state, visit)
+                line = {"visited": [inputs.silos[m].name for m in visit.silos], **plan.server.info(state)}
+                clock.tick(state, {"step": visit.number + 1, **line})
+                if progress is not None:
+                    progress(_progress(inputs, plan, visit, doors))
         certificate = _certificate(inputs, settings, budget, doors, directory, account) | plan.server.facts(state)
         posterior = dataclasses.replace(plan.server.posterior(state), provenance=certificate)
         posterior.save(directory.path)
@@ -201,6 +206,40 @@ def _go_on(
         crossed = communications(plan, settings)
         directory.finish({"metrics": metrics, "communications": crossed, "timing": timing}, certificate)
     return posterior
+
+
+class _Clock:
+    """Commits once a second, and when the run ends or is interrupted.
+
+    What was shown or left the process is never drawn again; what was not may be: its draws died with the process. So
+    there is one commit point for server and silos together, and syncs do not bound a visit.
+    """
+
+    def __init__(self, directory: RunDirectory, parties: LocalParties) -> None:
+        self.directory, self.parties = directory, parties
+        self.last, self.lines = time.monotonic(), []
+        self.states: tuple[Any, list[Any]] = (None, [])
+
+    def tick(self, state: Any, line: dict[str, Any]) -> None:
+        """A visit was made."""
+        # A pair: an interrupt may come when silos have moved and the server has not.
+        self.states = (state, list(self.parties.states))
+        self.lines.append(line)
+        if time.monotonic() - self.last >= _COMMIT_S:
+            self.commit()
+
+    def commit(self) -> None:
+        """Keep all visits so far."""
+        if self.lines:
+            lines, self.lines = self.lines, []
+            self.directory.commit(*self.states, lines[-1]["step"], lines)
+        self.last = time.monotonic()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        self.commit()
 
 
 def _account(inputs: Inputs, run_id: str, noise: str | None = None) -> str:
@@ -249,7 +288,7 @@ def _pay(
     bills = _bills(plan, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
 
     def begin() -> None:
-        directory.keep_start(states)
+        directory.keep_start(*states)
         directory.begin_to_charge()
 
     return Doors.pay(
