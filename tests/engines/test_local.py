@@ -17,7 +17,7 @@ import silobayes
 from silobayes.core.errors import BudgetExceeded, DamagedLedger, InvalidInput
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import Inputs, _prepare, communications, resume, run
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.report.run_files import read_run
