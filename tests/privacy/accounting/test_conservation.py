@@ -1,4 +1,4 @@
-"""Nothing of a loss distribution is lost: mass and infinite mass are 1, and the latter stays in delta at any epsilon."""
+"""Nothing of a loss distribution is lost: mass and infinite mass are 1, and no epsilon makes the latter vanish."""
 
 import dataclasses
 import itertools
