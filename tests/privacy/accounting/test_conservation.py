@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
-from tests.privacy.accounting.test_laws import POISSON, cases
+from tests.privacy.accounting.test_laws import BASES, POISSON, cases
 
 from silobayes.privacy import accounting
 from silobayes.privacy.accounting import grid, profiles
@@ -17,6 +18,8 @@ from silobayes.privacy.events import (
     LaplaceEvent,
     RandomisedResponseEvent,
     Relation,
+    Sampling,
+    Scheme,
 )
 
 SUBSTITUTE, ADD_REMOVE = Relation.SUBSTITUTE, Relation.ADD_REMOVE
@@ -154,3 +157,50 @@ def test_windows_are_wide_enough_or_charged(monkeypatch):
         assert way.delta_lower(epsilon) <= exact <= way.delta(epsilon)
         finite, error = way._finite(epsilon)
         assert finite + error >= exact * 1.005
+
+
+@pytest.mark.parametrize("rate", [0.05, 1.0])
+@pytest.mark.parametrize("name", list(BASES))
+@pytest.mark.parametrize("relation", list(Relation))
+def test_every_rule_charges_batches_that_were_cut(name, rate, relation):
+    """Also at rate 1, where nothing is gained by sampling."""
+    whole = dataclasses.replace(BASES[name], count=7, sampling=Sampling(scheme=Scheme.POISSON, rate=rate))
+    cut = dataclasses.replace(whole, sampling=Sampling(scheme=Scheme.POISSON, rate=rate, overflow=1e-6))
+    for accountant in ("pld", "rdp"):
+        plain, charged = (
+            accounting.delta_at([one], relation=relation, epsilon=0.0, accountant=accountant) for one in (whole, cut)
+        )
+        assert charged >= min(1.0, plain + 14e-6) * (1 - 1e-6)
+    spent = accounting.delta_at([cut], relation=relation, epsilon=60.0, accountant="basic")
+    assert spent >= 7e-6
+
+
+def test_rounding_of_the_fft_is_charged_for_every_run(monkeypatch):
+    from silobayes.privacy.accounting import gaussian, pld
+
+    def charged(count: int) -> float:
+        pair = Pair(forward=lambda epsilon: gaussian.delta(1.0 / math.sqrt(count), epsilon))
+        found = []
+        for error in (0.0, 1e-7):
+            monkeypatch.setattr(pld, "FFT_ERROR", error)
+            found.append(directions([(pair, count)])[0].delta(2.0))
+        return found[1] / found[0] - 1.0
+
+    few, many = charged(10), charged(1000)
+    assert few > 10 * 1e-7  # times log2 N and the root of N
+    assert many > 50 * few
+
+
+@pytest.mark.parametrize("skellam", [False, True])
+@pytest.mark.parametrize("std", [0.7, 4.0])
+def test_what_lies_beyond_the_array_of_a_law_is_infinite(std, skellam):
+    """Below what double precision adds to 1, so compared with the tail itself."""
+    one = grid.shift_losses(std, 2, skellam=skellam)
+    reach = (one.probs.size - 3) // 2
+    with mpmath.workdps(50):
+        if skellam:
+            tail = mpmath.nsum(lambda z: mpmath.besseli(z, std**2) * mpmath.exp(-(std**2)), [reach - 1, reach + 60])
+        else:
+            weight = lambda z: mpmath.exp(-(mpmath.mpf(z) ** 2) / (2 * std**2))  # noqa: E731
+            tail = mpmath.nsum(weight, [reach - 1, reach + 60]) / mpmath.nsum(weight, [-200, 200])
+    assert one.infinite >= float(tail) > 0.0
