@@ -6,7 +6,6 @@ alike and longer than any clip norm, so the length of a sum counts the rows of t
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -128,16 +127,34 @@ def test_every_silo_has_its_own_batch_clip_norm_and_noise(name, unit):
             np.testing.assert_array_equal(releases, sums + noise)
 
 
+class SilentDraws(OwnDraws):
+    """Without noise, so that rates are seen: Adam takes no notice of the size of what noise alone decides."""
+
+    def noise(self, shape) -> np.ndarray:
+        return np.zeros(shape, dtype=np.float32)
+
+
 def test_every_silo_finds_what_it_finds_alone():
     """Rates too are its own: its factor after one visit is that of a study of this silo only."""
-    together = planned(SETTINGS, Unit.ROW, range(len(SIZES)))
-    doors = [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), OwnDraws(m)) for m in range(len(SIZES))]
-    factors = run(together, doors)[0].clients.eta_t
-    for m in (1, 2):
-        alone = dataclasses.replace(planned(SETTINGS, Unit.ROW, [m]), plans=(together.plans[m],))
-        own = run(alone, [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), OwnDraws(m))])[0].clients.eta_t
-        for left, right in zip(jax.tree.leaves(factors), jax.tree.leaves(own), strict=True):
-            np.testing.assert_allclose(left[m], right[0], rtol=1e-3, atol=1e-3)
+
+    def factors(silos, rates):
+        method = planned(SETTINGS, Unit.ROW, silos)
+        plans = [
+            dataclasses.replace(
+                plan, clip_norm=0.03, sampler=PoissonSampler(sample_rate=rates[m], max_rows=plan.sampler.max_rows)
+            )
+            for m, plan in zip(silos, method.plans, strict=True)
+        ]
+        doors = [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), SilentDraws(m)) for m in silos]
+        return run(dataclasses.replace(method, plans=tuple(plans)), doors)[0].clients.eta_t
+
+    rates = (0.9, 0.1, 0.2, 0.8, 0.5)
+    together = factors(range(len(SIZES)), rates)
+    for m in (3, 4):
+        own, wrong = factors([m], rates), factors([m], rates[::-1])
+        np.testing.assert_allclose(together.linear[m], own.linear[0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(together.quadratic[m], own.quadratic[0], rtol=1e-3, atol=1e-4)
+        assert np.abs(wrong.linear[0] - own.linear[0]).max() > 1e-2  # the rate can be seen
 
 
 def test_every_silo_shares_the_sum_over_its_own_batch():

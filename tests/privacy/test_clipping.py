@@ -94,6 +94,8 @@ def test_float32_sums_of_a_loop_err_by_less_than_the_room_of_their_norm(chunk, c
         error = np.linalg.norm(bounded.total * bounded.grid - capacity * term.astype(np.float64))
         assert 0.0 < 2 * error <= bounded.norm - 1.0
         assert bounded.sampling == batch.sampling
+    # By the textbook each of n additions errs by at most 2^-24 of the sum of norms, in both neighbours.
+    assert bounded.norm - 1.0 >= 2 * capacity * chunk * 2.0**-24
     assert bounded.norm - 1.0 <= 1e-4 + 2 * capacity * (chunk + 8) * 2.0**-24  # and no dearer than it says
 
 
