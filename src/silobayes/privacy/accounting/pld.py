@@ -23,6 +23,7 @@ Guarantees:
     - delta is never below the delta of the composed pairs
     - delta_lower is never above it
     - composition of pairs with all losses on one grid is exact to the margin
+    - mass and infinite mass are one; what fails for certain stays in delta at any epsilon
 """
 
 import math
