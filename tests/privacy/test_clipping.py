@@ -1,6 +1,7 @@
 """Clipping: norms, hostile rows, units, blocks; each guarantee of `clip` has its test."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy.clipping import (
     Bounded,
+    bounded_loop_sum,
     clip,
     clip_blocks,
     clip_places,
@@ -21,6 +23,7 @@ from silobayes.privacy.clipping import (
     unpack_symmetric,
 )
 from silobayes.privacy.relation import Relation, Terms, Unit
+from silobayes.privacy.sampling import Batch, PoissonSampler
 
 any_float = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True, width=64)
 matrices = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=any_float)
@@ -57,6 +60,43 @@ kinds = {
     "non_negative": lambda x: non_negative(np.abs(x)),
     "psd": lambda x: psd(x, np.abs(x[:, 0])),
 }
+
+
+@pytest.mark.parametrize("size", [2, 16, 64, 1024])
+@pytest.mark.parametrize("kind", [general, non_negative])
+def test_a_row_that_rounds_up_everywhere_is_within_the_declared_norm(kind, size):
+    """All entries but the last just above half a cell, and the last makes the norm 1: in exact arithmetic."""
+    grid = clip(kind(np.zeros((1, size))), 1.0).grid
+    row = np.full(size, (math.floor(0.9 / (grid * math.sqrt(size))) + 0.5 + 1e-3) * grid)
+    row[-1] = math.sqrt(1.0 - (size - 1) * row[0] ** 2)
+    for factor in (1.0, 1.0 + 1e-15, 7.0):
+        # A longer row is pulled back to the same place.
+        bounded = clip(kind(factor * row[None]), 1.0)
+        squares = sum(int(cells) ** 2 for cells in bounded.total) * Fraction(bounded.grid) ** 2
+        assert squares <= Fraction(bounded.norm) ** 2
+    assert squares > 1 + Fraction(grid) * size // 8  # the room is needed
+
+
+@pytest.mark.parametrize(("chunk", "capacity"), [(64, 64), (64, 4096), (7, 1000)])
+def test_float32_sums_of_a_loop_err_by_less_than_the_room_of_their_norm(chunk, capacity):
+    """Terms of one clip norm, all alike, added up one after the other: two neighbours may err to either side."""
+    batch = Batch(indices=np.arange(capacity), sampling=PoissonSampler(sample_rate=0.5, max_rows=2 * capacity).sampling)
+    for entry in (0.1, 1 / 3, 0.7):
+        term = np.array([entry, math.sqrt(0.999999 - entry**2)], dtype=np.float32)
+        partial, left = [], capacity
+        while left:
+            total = np.zeros(2, dtype=np.float32)
+            for _ in range(min(chunk, left)):
+                total += term
+            partial.append(total)
+            left -= min(chunk, left)
+        bounded = bounded_loop_sum(np.stack(partial), 1.0, chunk=chunk, batch=batch, capacity=capacity)
+        error = np.linalg.norm(bounded.total * bounded.grid - capacity * term.astype(np.float64))
+        assert 0.0 < 2 * error <= bounded.norm - 1.0
+        assert bounded.sampling == batch.sampling
+    # By the textbook each of n additions errs by at most 2^-24 of the sum of norms, in both neighbours.
+    assert bounded.norm - 1.0 >= 2 * capacity * chunk * 2.0**-24
+    assert bounded.norm - 1.0 <= 1e-4 + 2 * capacity * (chunk + 8) * 2.0**-24  # and no dearer than it says
 
 
 @pytest.mark.parametrize("kind", kinds)

@@ -1,6 +1,7 @@
 """The door: order of charge and draw, units, events that say what ran, noise of the right size."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from scipy import stats
 
 from silobayes.core.errors import BudgetExceeded, InvalidInput
 from silobayes.privacy.clipping import clip, clip_blocks, general, non_negative, psd
-from silobayes.privacy.door import Door, FreshDraws
+from silobayes.privacy.discrete import discrete_gaussian, rounded_laplace
+from silobayes.privacy.door import Door, FreshDraws, release_sum
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.events import (
     DiscreteGaussianEvent,
@@ -23,6 +25,7 @@ from silobayes.privacy.events import (
 from silobayes.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, SkellamMechanism
 from silobayes.privacy.relation import Relation, Terms, Unit
 from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler
+from silobayes.privacy.skellam import skellam
 from silobayes.testing import FreeAccount
 
 ALARM = 1e-6  # false-alarm rate of each statistical assertion; keys are fixed
@@ -121,6 +124,55 @@ def test_shares_add_up_to_the_priced_noise():
     assert stats.kstest(drawn[0].counts * bounded.grid, stats.norm(scale=event.std).cdf).pvalue < ALARM
     with pytest.raises(InvalidInput, match="num_shares"):
         door.release(mechanism, bounded)
+
+
+@pytest.mark.parametrize("mechanism", [GaussianMechanism, SkellamMechanism, LaplaceMechanism])
+def test_noise_is_drawn_with_the_very_numbers_that_are_priced(mechanism):
+    """The same stream, asked for the exact law of the event: a thousandth less noise would be other numbers."""
+    skellam_like = mechanism is SkellamMechanism
+    order, own = (1 if mechanism is LaplaceMechanism else 2), {"num_shares": 3} if skellam_like else {}
+    for noise_multiplier in (1e-5, 0.37, 2.0):
+        one = mechanism(noise_multiplier=noise_multiplier, **own)
+        bounded = clip(general(np.zeros((1, 2000))), 1.0, order=order)
+        event, entropy = one.event(bounded, Relation.SUBSTITUTE), Entropy.not_private(7)
+        cells = Fraction(event.scale if isinstance(event, LaplaceEvent) else event.std) / Fraction(bounded.grid)
+        if mechanism is GaussianMechanism:
+            expected = discrete_gaussian(entropy, cells, 2000)
+        elif mechanism is LaplaceMechanism:
+            expected = rounded_laplace(entropy, cells, 2000)
+        else:
+            variance = Fraction(np.nextafter(float(cells) ** 2 / 3, np.inf))
+            assert cells**2 <= 3 * variance <= cells**2 * (1 + Fraction(1, 2**50))
+            expected = skellam(entropy, variance, 2000)
+        np.testing.assert_array_equal(one.noise(Entropy.not_private(7), bounded), expected)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [GaussianMechanism(noise_multiplier=3.0), SkellamMechanism(noise_multiplier=3.0, num_shares=1)]
+)
+def test_each_block_has_the_noise_that_it_says(mechanism):
+    """A posterior that knows of its noise is wrong by the ratio of clip norms if blocks are mixed up."""
+    zeros, clip_norms = general(np.zeros((1, 5000))), (0.5, 4.0, 30.0)
+    release = a_door(seed=8).release(mechanism, clip_blocks([zeros] * 3, clip_norms))
+    for block, stddev, clip_norm in zip(release.blocks, release.stddevs, clip_norms, strict=True):
+        assert stddev == pytest.approx(3.0 * clip_norm)
+        assert stats.kstest(block, stats.norm(scale=stddev).cdf).pvalue > ALARM
+        for factor in (2 / 3, 3 / 2):
+            assert stats.kstest(block * factor, stats.norm(scale=stddev).cdf).pvalue < ALARM
+
+
+def test_a_sum_is_private_only_if_every_share_is():
+    class PrivateDraws(FreshDraws):
+        @property
+        def is_private(self):
+            return True
+
+    mechanism, bounded = SkellamMechanism(noise_multiplier=3.0, num_shares=1), clip(general(np.ones((2, 2))), 1.0)
+    known = a_door()
+    secret = Door(known.account, PrivateDraws(Entropy.not_private(2)))
+    for doors, is_private in [([secret] * 3, True), ([secret, known, secret], False), ([known] * 3, False)]:
+        release = release_sum(doors, mechanism, [bounded] * 3, lambda shares: np.sum(shares, axis=0))
+        assert release.is_private is is_private
 
 
 def test_releases_sit_on_the_grid():

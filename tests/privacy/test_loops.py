@@ -12,11 +12,16 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from silobayes.core.errors import BudgetExceeded, InvalidInput
+from silobayes.families import MeanFieldGaussian
+from silobayes.inference.dp_vi import ascend_privately
+from silobayes.inference.rows import pad
+from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
-from silobayes.privacy.loops import StepPlan, clip_factors, clipped_sum, open_steps
+from silobayes.privacy.loops import Step, StepPlan, clip_factors, clipped_sum, open_steps
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import PoissonSampler
+from silobayes.protocols import global_vi
 from silobayes.testing import FreeAccount
 
 PLAN = StepPlan(
@@ -153,6 +158,72 @@ def test_a_step_aims_below_the_clip_norm_by_what_its_sum_may_err():
     width = inputs.mask.shape[1]
     assert inputs.aim(1.0) == pytest.approx(1 / (1 + width / 2**20), rel=1e-12)
     assert inputs.aim(1.0, 3) == pytest.approx(1 / (1 + 3 * width / 2**20), rel=1e-12)
+
+
+MODEL = LogisticRegression(num_features=3)
+FAMILY = MeanFieldGaussian(event_shape=(3,))
+MANY = 4096
+
+
+def first_sum(
+    which: str, steps: Step, *, num_rows: int, clip_norm: float, rows_per_unit: int = 1, x=None
+) -> np.ndarray:
+    """What a compiled loop sums up in its first step, before noise. By default all rows are alike and too long."""
+    x = np.full((num_rows * rows_per_unit, 3), 37.123, dtype=np.float32) if x is None else x
+    rows = pad(x, np.ones(len(x), dtype=np.int32), len(x))
+    eta = MODEL.prior_eta(FAMILY)
+    steps = dataclasses.replace(steps, replayed=np.full_like(steps.noise, np.nan))  # so that sums are shown
+    size = np.zeros(steps.noise.shape[0], dtype=np.float32)
+    if which == "local":
+        public = {"clip_norm": clip_norm, "sample_rate": 1.0, "step_size": size, "clipping": "ordinary"}
+        public |= {"rows_per_unit": rows_per_unit}
+        _, seen = ascend_privately(MODEL, FAMILY, jax.random.key(0), eta, eta, rows, steps, **public)
+        return np.asarray(seen[0][0], dtype=np.float64)
+    stacked = jax.tree.map(lambda leaf: leaf[None], (rows, steps))
+    group = global_vi.Clients(
+        rows=stacked[0], steps=stacked[1], clip_norms=jnp.array([clip_norm]), sample_rates=jnp.ones(1)
+    )
+    server = global_vi.init(FAMILY, eta)
+    public = {"clipping": "ordinary", "rows_per_unit": rows_per_unit}
+    _, (seen,) = global_vi.run_steps(MODEL, eta, server, (group,), jax.random.key(0), size, **public)
+    return np.asarray(seen[0][0][0], dtype=np.float64)
+
+
+def whole_batch(num_units: int) -> Step:
+    return Step(
+        indices=np.arange(num_units, dtype=np.int32)[None],
+        mask=np.ones((1, num_units), dtype=bool),
+        noise=np.zeros((1, 6), dtype=np.float32),
+    )
+
+
+@pytest.mark.parametrize("rows_per_unit", [1, 4])
+@pytest.mark.parametrize("which", ["local", "global"])
+def test_every_compiled_sum_leaves_room_for_its_rounding(which, rows_per_unit):
+    """The sum of n terms that are all alike and clipped is n clip norms long, less the room: 2^-20 for each row added.
+
+    Half of the room is what n float32 additions could use in the cases that were measured, and much more.
+    """
+    num_units = MANY // rows_per_unit
+    total = first_sum(which, whole_batch(num_units), num_rows=num_units, clip_norm=0.1, rows_per_unit=rows_per_unit)
+    full, room = 0.1 * num_units, MANY * 2.0**-20
+    assert full * (1 - 2 * room - 1e-4) < np.linalg.norm(total) < full * (1 - room / 2)
+
+
+@pytest.mark.parametrize("which", ["local", "global"])
+def test_a_row_moves_every_compiled_sum_by_at_most_the_clip_norm_rounding_included(which):
+    """The float32 sums are subtracted in float64: a row goes, or is turned round, among rows that are nearly alike."""
+    rng, clip_norm, num_rows = np.random.default_rng(1), 0.1, MANY
+    for scale in (0.3, 37.123, 37.123, 400.0):
+        x = (scale * (1 + 0.01 * rng.normal(size=(num_rows, 3)))).astype(np.float32)
+        place = int(rng.integers(num_rows))
+        turned, step = x.copy(), whole_batch(num_rows)
+        turned[place] *= -1
+        without = dataclasses.replace(step, mask=np.arange(num_rows)[None] != place)
+        own = {"num_rows": num_rows, "clip_norm": clip_norm}
+        total = first_sum(which, step, x=x, **own)
+        assert np.linalg.norm(total - first_sum(which, without, x=x, **own)) <= clip_norm
+        assert np.linalg.norm(total - first_sum(which, step, x=turned, **own)) <= 2 * clip_norm
 
 
 @given(terms)

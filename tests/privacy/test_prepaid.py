@@ -8,6 +8,7 @@ import pytest
 from silobayes.core.errors import BudgetExceeded
 from silobayes.privacy.clipping import clip, general
 from silobayes.privacy.door import Door
+from silobayes.privacy.events import GaussianEvent
 from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.prepaid import Prepaid
 from silobayes.privacy.relation import Relation, Unit
@@ -46,3 +47,23 @@ def test_nothing_but_the_event_that_was_paid_can_be_taken():
     with pytest.raises(BudgetExceeded, match="that was paid"):
         Door.open(prepaid).release(GaussianMechanism(noise_multiplier=1.0), BOUNDED)
     assert prepaid.remaining.total() == 2
+
+
+def test_a_loop_uses_up_as_many_runs_as_it_has_steps():
+    event = GaussianEvent(clip_norm=1.0, std=2.0)
+    prepaid = Prepaid.of(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), [dataclasses.replace(event, count=10)])
+    prepaid.charge(dataclasses.replace(event, count=6))
+    with pytest.raises(BudgetExceeded, match="at most 4"):
+        prepaid.charge(dataclasses.replace(event, count=5))
+    prepaid.charge(dataclasses.replace(event, count=4))
+    with pytest.raises(BudgetExceeded, match="at most 0"):
+        prepaid.charge(event)
+
+
+def test_what_was_taken_before_a_crash_cannot_be_taken_again():
+    event = GaussianEvent(clip_norm=1.0, std=2.0)
+    paid, taken = dataclasses.replace(event, count=10), dataclasses.replace(event, count=7)
+    prepaid = Prepaid.of(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), [paid], [taken])
+    with pytest.raises(BudgetExceeded, match="at most 3"):
+        prepaid.charge(dataclasses.replace(event, count=4))
+    prepaid.charge(dataclasses.replace(event, count=3))

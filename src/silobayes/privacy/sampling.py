@@ -43,6 +43,10 @@ class PoissonSampler:
 
     Batches are padded to `capacity`, so that compiled loops see one shape; a draw that does not fit is cut, and the
     probability of that is charged to delta.
+
+    Guarantees:
+        - a batch is whole up to its capacity and cut there
+        - what is charged is the chance that a batch is cut
     """
 
     sample_rate: float

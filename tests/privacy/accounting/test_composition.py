@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silobayes.core.errors import InvalidInput
+from silobayes.privacy import accounting
 from silobayes.privacy.accounting import composition, gaussian
 from silobayes.privacy.events import (
     AbstractEvent,
@@ -182,3 +183,15 @@ def test_a_box_that_always_fails_has_no_price(at) -> None:
     assert at([box(0.1, 1.0)], relation=SUBSTITUTE, delta=0.5) == math.inf
     with pytest.raises(InvalidInput, match="delta"):
         at([box(0.1)], relation=SUBSTITUTE, delta=0.0)
+
+
+@pytest.mark.parametrize(("relation", "distance"), [(Relation.ADD_REMOVE, 1.0), (Relation.SUBSTITUTE, 2.0)])
+def test_a_box_has_the_sensitivity_of_its_relation(relation, distance):
+    """Laplace noise is pure: its epsilon is the distance over the scale. Gaussian noise has its own profile."""
+    laplace = LaplaceEvent(clip_norm=1.0, scale=4.0, count=3)
+    spent = accounting.price([laplace], relation=relation, delta=1e-6, accountant="basic").epsilon
+    assert 3 * distance / 4.0 <= spent <= 3 * distance / 4.0 * (1 + 1e-9)
+    for event in (GaussianEvent(clip_norm=1.0, std=4.0), DiscreteGaussianEvent(clip_norm=1.0, std=4.0)):
+        spent = accounting.price([event], relation=relation, delta=1e-6, accountant="basic").epsilon
+        exact = gaussian.epsilon(distance / 4.0, 1e-6)
+        assert exact * 0.99 <= spent <= exact * 1.3

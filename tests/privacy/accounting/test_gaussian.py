@@ -41,3 +41,12 @@ def test_solve_returns_two_sides_of_the_crossing():
     assert low < 2.0 <= high < low + 1e-12
     low, high = gaussian.solve(lambda eps: 1.0, 0.5, start=1.0)
     assert 1e6 < low < high == float("inf")
+
+
+def test_epsilon_is_rounded_up_to_where_delta_was_evaluated():
+    """The lower end of the search's bracket would be a hair too small."""
+    for mu in (0.01, 0.3, 1.0, 7.0):
+        for target in (1e-3, 1e-6, 1e-12):
+            found = gaussian.epsilon(mu, target)
+            if found > 0.0:
+                assert float(gaussian.delta(mu, np.asarray(found))) * (1.0 + gaussian.MARGIN) <= target

@@ -79,7 +79,10 @@ def test_price_is_never_below_the_true_value(setting):
         elif re.search(r"analytic|own exact|own Balle|round-down|REMOVE direction only|get_epsilon_S nx", source):
             assert price.epsilon >= value * (1 - 1e-12)
     assert price.epsilon_lower <= price.epsilon
-    assert price.epsilon_lower >= 0.99 * price.epsilon
+    # Zhu et al.'s pair for sampling without replacement is not known to be attained; the lower bound belongs to one
+    # that is.
+    close = 0.8 if "WOR" in setting else 0.99
+    assert price.epsilon_lower >= close * price.epsilon
 
 
 CALIBRATIONS = {

@@ -5,15 +5,17 @@ merged by adding their counts and sorted before anything else happens, so k repe
 events is irrelevant, bit for bit. Unsampled Gaussian noise of every kind composes in closed form (gaussian.py); the
 rest by privacy-loss distributions (pld.py) from one rule per event (profiles.py, grid.py).
 
-`epsilon_lower` brackets the numerics: the exact epsilon of the pair of laws that was priced lies in
-[epsilon_lower, epsilon]. For sampling without replacement that pair is Zhu et al.'s dominating one, which real
-neighbours may not attain. Where the price is a bound that no pair attains (joint convexity, replaced grid noise),
-epsilon_lower belongs to a pair that real neighbours do attain.
+The exact epsilon of the worst neighbours lies in [epsilon_lower, epsilon]: `epsilon_lower` belongs to neighbours that
+exist. Where they are the pair of laws that is priced, the two differ by the numerics only; where the price is a bound
+(joint convexity, replaced grid noise, non-negative and PSD terms under Poisson sampling, Zhu et al.'s dominating pair
+for sampling without replacement), profiles.py and grid.py say which neighbours they are. Events know of their terms
+what `terms` says: blocks of several kinds that are priced as general terms have the general terms' bracket.
 
 Guarantees:
     - k repeats cost what a count of k costs
     - the order of events is irrelevant
     - delta_at(price(delta).epsilon) <= delta
+    - epsilon_lower is at most what the worst real neighbours cost
     - a delta outside [DELTA_FLOOR, 1) is refused
 """
 

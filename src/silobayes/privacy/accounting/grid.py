@@ -45,7 +45,7 @@ import numpy as np
 
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy.accounting.pld import Losses, Pair, Rule, connect_dots
-from silobayes.privacy.accounting.profiles import amplify, effective_scheme, rule
+from silobayes.privacy.accounting.profiles import effective_scheme, rule, sampled_rule
 from silobayes.privacy.events import (
     AbstractGridEvent,
     DiscreteGaussianEvent,
@@ -53,6 +53,7 @@ from silobayes.privacy.events import (
     Relation,
     Scheme,
     SkellamEvent,
+    Terms,
 )
 
 _KAPPA_PER_RUN = 1e-17
@@ -73,7 +74,7 @@ def _skellam(item: SkellamEvent, relation: Relation) -> Rule:
 def _grid_rule(item: AbstractGridEvent, relation: Relation, *, skellam: bool) -> Rule:
     std, distance = item.std / item.grid, item.l2_sensitivity(relation) / item.grid
     # Rounded up: a norm that is an integer but for its last bits must count as that integer.
-    squares = math.floor(distance**2 * (1.0 + 1e-12))
+    squares = _reach(item, item.l2_sensitivity(relation))
     if squares == 0:
         raise _too_coarse(item.grid, distance * item.grid)
     scheme = effective_scheme(item, relation)
@@ -98,9 +99,9 @@ def _grid_rule(item: AbstractGridEvent, relation: Relation, *, skellam: bool) ->
     attained = math.floor(norm / item.grid) * item.grid / norm
     lower = Rule()
     if attained > 0.0:
-        wider = _gaussian_rule(item, relation, math.sqrt(std**4 / (std**2 - smoothing)) * item.grid / attained)
-        lower = dataclasses.replace(wider, closeness=close)
-    narrower = _gaussian_rule(item, relation, math.sqrt(std**2 - smoothing) * item.grid)
+        wider = _attained_gaussian(item, relation, math.sqrt(std**4 / (std**2 - smoothing)) * item.grid / attained)
+        lower = dataclasses.replace(wider.lower or wider, closeness=close)
+    narrower = rule(_gaussian(item, std=math.sqrt(std**2 - smoothing) * item.grid), relation)
     return dataclasses.replace(narrower, closeness=close, lower=lower)
 
 
@@ -109,13 +110,25 @@ def _too_coarse(grid: float, norm: float) -> InvalidInput:
     return InvalidInput("grid", f"a grid no coarser than the norm bound {norm:g}", grid, fix)
 
 
-def _gaussian_rule(item: AbstractGridEvent, relation: Relation, std: float) -> Rule:
-    return rule(
-        GaussianEvent(
-            clip_norm=item.clip_norm, sensitivity=item.sensitivity, terms=item.terms, sampling=item.sampling, std=std
-        ),
-        relation,
+def _gaussian(item: AbstractGridEvent, *, std: float) -> GaussianEvent:
+    return GaussianEvent(
+        clip_norm=item.clip_norm, sensitivity=item.sensitivity, terms=item.terms, sampling=item.sampling, std=std
     )
+
+
+def _attained_gaussian(item: AbstractGridEvent, relation: Relation, std: float) -> Rule:
+    """Gaussian noise on two terms that are there; on a line no two terms are at right angles, but one may be zero."""
+    event = _gaussian(item, std=std)
+    if not _is_half_line(item) or relation is Relation.ADD_REMOVE:
+        return rule(event, relation)
+    if effective_scheme(item, relation) is Scheme.POISSON:
+        return rule(event, Relation.ADD_REMOVE)
+    return rule(dataclasses.replace(event, clip_norm=None, sensitivity=item.clip_norm, terms=Terms.GENERAL), relation)
+
+
+def _is_half_line(item: AbstractGridEvent) -> bool:
+    """Whether terms are numbers >= 0."""
+    return item.dimension == 1 and item.terms is not Terms.GENERAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,22 +223,39 @@ def _is_small(std: float, squares: int, dimension: int | None) -> bool:
 
 
 def _small_rule(item: AbstractGridEvent, relation: Relation, std: float, squares: int, skellam: bool) -> Rule:
-    overflow = 0.0 if item.sampling is None else item.sampling.overflow
-    base, one = _small_pair(std, squares, item.dimension, skellam), _axis_pair(std, math.isqrt(squares), skellam)
+    base, attained = _small_pair(std, squares, item.dimension, skellam), _attained_pair(item, relation, std, skellam)
     scheme = effective_scheme(item, relation)
     if scheme is None:
-        return Rule(pair=base, overflow=overflow, lower=Rule(pair=one))
-    absent = base
-    if scheme is Scheme.POISSON and relation is Relation.SUBSTITUTE:
-        assert item.clip_norm is not None
-        reach = math.floor((item.clip_norm / item.grid) ** 2 * (1.0 + 1e-12))
-        if reach == 0:
-            raise _too_coarse(item.grid, item.clip_norm)
-        absent = _small_pair(std, reach, item.dimension, skellam)
-        lower = amplify(item, Relation.ADD_REMOVE, _axis_pair(std, math.isqrt(reach), skellam))
-    else:
-        lower = amplify(item, relation, one)
-    return Rule(pair=amplify(item, relation, base, absent), overflow=overflow, lower=Rule(pair=lower))
+        overflow = 0.0 if item.sampling is None else item.sampling.overflow
+        return Rule(pair=base, overflow=overflow, lower=Rule(pair=attained))
+    if scheme is not Scheme.POISSON or relation is not Relation.SUBSTITUTE:
+        return sampled_rule(item, relation, base, attained=attained)
+    assert item.clip_norm is not None
+    reach = _reach(item, item.clip_norm)
+    if reach == 0:
+        raise _too_coarse(item.grid, item.clip_norm)
+    absent = _small_pair(std, reach, item.dimension, skellam)
+    return sampled_rule(item, relation, base, absent=absent, attained=_axis_pair(std, math.isqrt(reach), skellam))
+
+
+def _reach(item: AbstractGridEvent, norm: float) -> int:
+    """The largest square of an integer vector of this norm."""
+    return math.floor((norm / item.grid) ** 2 * (1.0 + 1e-12))
+
+
+def _attained_pair(item: AbstractGridEvent, relation: Relation, std: float, skellam: bool) -> Pair:
+    """One coordinate moved as far as two terms (or two queries) can be apart there; or two, by non-negative terms."""
+    if item.clip_norm is None:
+        return _axis_pair(std, math.isqrt(_reach(item, item.l2_sensitivity(relation))), skellam)
+    longest = math.isqrt(_reach(item, item.clip_norm))
+    if longest == 0:
+        return Pair(forward=np.zeros_like)
+    if item.terms is Terms.GENERAL and relation is Relation.SUBSTITUTE:
+        return _axis_pair(std, 2 * longest, skellam)
+    # Connected dots lie above the truth: without a lattice, one of the two terms is zero.
+    if relation is Relation.ADD_REMOVE or _is_half_line(item) or not _has_lattice(std, skellam):
+        return _axis_pair(std, longest, skellam)
+    return _joint_pair(std, [(longest, longest)], skellam)
 
 
 def _axis_pair(std: float, shift: int, skellam: bool) -> Pair:
@@ -238,9 +268,12 @@ def _small_pair(std: float, squares: int, dimension: int | None, skellam: bool) 
     vectors = largest_vectors(squares, dimension)
     if vectors == [(math.isqrt(squares),)] and skellam:
         return _axis_pair(std, math.isqrt(squares), skellam)
-    # Losses of a discrete Gaussian are multiples of 1 / (2 s^2); when these are too many, dots are connected instead.
-    lattice = not skellam and std <= 20.0
-    spacing = 1.0 / (2.0 * std**2) if lattice else 1.0 / (50.0 * std)
+    return _joint_pair(std, vectors, skellam)
+
+
+def _joint_pair(std: float, vectors: list[tuple[int, ...]], skellam: bool) -> Pair:
+    """All coordinates of a vector moved; of several vectors, the larger profile at each epsilon."""
+    spacing = 1.0 / (2.0 * std**2) if _has_lattice(std, skellam) else 1.0 / (50.0 * std)
     coordinates = {v: _on_lattice(std, v, spacing, skellam) for vector in vectors for v in vector}
     all_losses = [_convolved([coordinates[v] for v in vector], spacing) for vector in vectors]
     return Pair(
@@ -248,6 +281,11 @@ def _small_pair(std: float, squares: int, dimension: int | None, skellam: bool) 
         atom=spacing,
         exact=True,
     )
+
+
+def _has_lattice(std: float, skellam: bool) -> bool:
+    """Losses of a discrete Gaussian are multiples of 1 / (2 s^2); when these are too many, dots are connected."""
+    return not skellam and std <= 20.0
 
 
 def largest_vectors(squares: int, dimension: int | None) -> list[tuple[int, ...]]:

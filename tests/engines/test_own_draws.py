@@ -1,0 +1,170 @@
+"""Every silo's sums have its own batches, its own clip norm and its own noise, whatever bucket it shares with others.
+
+Draws are written by the test: silo m takes the first so many rows and its noise is a number of its own. All rows are
+alike and longer than any clip norm, so the length of a sum counts the rows of the batch that it is over.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from silobayes.data.silo import Silo
+from silobayes.defaults import Settings
+from silobayes.engines.planning import build_method
+from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.privacy.door import Door, FreshDraws, LoopDraws
+from silobayes.privacy.entropy import Entropy
+from silobayes.privacy.ledger import Budget
+from silobayes.privacy.relation import Relation, Unit
+from silobayes.privacy.sampling import PoissonSampler
+from silobayes.protocols.schedule import Schedule
+from silobayes.study import AggregationKind, AggregationSection, Clipping, Privatise, ProtocolKind
+from silobayes.testing import FreeAccount
+
+DIM, NUM_STEPS = 3, 3
+SIZES = (40, 100, 38, 96, 40)  # two buckets, and numbers of silos that are not their places in them
+TAKEN = (2, 7, 3, 11, 5)
+CLIP_NORMS = (0.5, 0.9, 0.7, 0.3, 1.1)
+MODEL = LogisticRegression(num_features=DIM)
+SETTINGS = Settings(
+    privatise=Privatise.DP_OPTIMISATION,
+    rounds=1,
+    damping=0.5,
+    steps=NUM_STEPS,
+    step_size=0.1,
+    sample_rate=0.3,
+    clipping=Clipping.ORDINARY,
+)
+METHODS = {
+    "dp_optimisation": SETTINGS,
+    "dp_optimisation, some silos": dataclasses.replace(SETTINGS, schedule=Schedule.SAMPLED, clients_per_round=3),
+    "bcm": dataclasses.replace(SETTINGS, kind=ProtocolKind.BCM, damping=1.0),
+    "global_vi": dataclasses.replace(SETTINGS, kind=ProtocolKind.GLOBAL_VI, damping=1.0),
+}
+
+
+class OwnDraws(FreshDraws):
+    """The draws of silo m; `sums` and `releases` are those of its loops, `shared` what it puts into secure sums."""
+
+    def __init__(self, m: int) -> None:
+        super().__init__(Entropy.not_private(m))
+        self.__dict__.update(m=m, sums=[], releases=[], shared=[])
+
+    def batch(self, sampler):
+        return np.arange(TAKEN[self.m])
+
+    def noise(self, shape) -> np.ndarray:
+        """Of this silo and of each step another number."""
+        return np.broadcast_to(self.m + 1.0 + 0.01 * np.arange(shape[0])[:, None], shape).astype(np.float32)
+
+    def loop(self, sampler, dimension, event):
+        return LoopDraws(
+            batches=[self.batch(sampler)] * event.count,
+            noise=self.noise((event.count, dimension)).copy(),
+            recorder=self.write,
+        )
+
+    def write(self, sums, releases):
+        self.sums.append(sums)
+        self.releases.append(releases)
+
+    def share(self, mechanism, bounded, event):
+        (own,) = bounded.decode(bounded.total)
+        self.shared.append(own)
+        return bounded.total
+
+
+def silo_of(m: int, persons: bool) -> Silo:
+    x = np.full((SIZES[m], DIM), 50.0, dtype=np.float32)
+    ids = np.arange(SIZES[m]) if persons else None
+    return Silo(name=str(m), x=x, y=np.ones(SIZES[m], dtype=np.int32), persons=ids)
+
+
+def planned(settings: Settings, unit: Unit, silos):
+    """The method with a clip norm and a rate of its own for every silo."""
+    by_person = unit is Unit.PERSON
+    settings = dataclasses.replace(settings, rows_per_person=1 if by_person else None)
+    budget = Budget(epsilon=2.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit)
+    method = build_method(MODEL, [silo_of(m, by_person) for m in silos], settings, budget, 0)
+    plans = [
+        dataclasses.replace(
+            plan,
+            clip_norm=CLIP_NORMS[m],
+            sampler=PoissonSampler(sample_rate=0.2 + 0.05 * m, max_rows=plan.sampler.max_rows),
+        )
+        for m, plan in zip(silos, method.plans, strict=True)
+    ]
+    return dataclasses.replace(method, plans=tuple(plans))
+
+
+def run(method, doors):
+    state, visited = method.init(), []
+    while state.step < len(method.visits):
+        chosen = method.visits[state.step].clients
+        state = method.step(state, [doors[m] for m in chosen])
+        visited.extend(chosen)
+    return state, visited
+
+
+OF_PERSONS = [("dp_optimisation", Unit.PERSON), ("global_vi", Unit.PERSON)]
+
+
+@pytest.mark.parametrize(("name", "unit"), [*((name, Unit.ROW) for name in METHODS), *OF_PERSONS])
+def test_every_silo_has_its_own_batch_clip_norm_and_noise(name, unit):
+    method = planned(METHODS[name], unit, range(len(SIZES)))
+    doors = [Door(FreeAccount(Relation.SUBSTITUTE, unit), OwnDraws(m)) for m in range(len(SIZES))]
+    _, visited = run(method, doors)
+    assert len(set(visited)) >= 3
+    for m in set(visited):
+        draws, plan = doors[m].draws, method.plans[m]
+        assert set(doors[m].account.charged) == {plan.event}
+        assert len(draws.sums) == visited.count(m)
+        for sums, releases in zip(draws.sums, draws.releases, strict=True):
+            # In the first step every gradient points the same way, and all are longer than the clip norm.
+            assert np.linalg.norm(sums[0]) == pytest.approx(TAKEN[m] * CLIP_NORMS[m], rel=1e-3)
+            noise = draws.noise(sums.shape) * np.float32(plan.event.std)
+            np.testing.assert_array_equal(releases, sums + noise)
+
+
+class SilentDraws(OwnDraws):
+    """Without noise, so that rates are seen: Adam takes no notice of the size of what noise alone decides."""
+
+    def noise(self, shape) -> np.ndarray:
+        return np.zeros(shape, dtype=np.float32)
+
+
+def test_every_silo_finds_what_it_finds_alone():
+    """Rates too are its own: its factor after one visit is that of a study of this silo only."""
+
+    def factors(silos, rates):
+        method = planned(SETTINGS, Unit.ROW, silos)
+        plans = [
+            dataclasses.replace(
+                plan, clip_norm=0.03, sampler=PoissonSampler(sample_rate=rates[m], max_rows=plan.sampler.max_rows)
+            )
+            for m, plan in zip(silos, method.plans, strict=True)
+        ]
+        doors = [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), SilentDraws(m)) for m in silos]
+        return run(dataclasses.replace(method, plans=tuple(plans)), doors)[0].clients.eta_t
+
+    rates = (0.9, 0.1, 0.2, 0.8, 0.5)
+    together = factors(range(len(SIZES)), rates)
+    m = 3  # the second of its bucket
+    own, wrong = factors([m], rates), factors([m], rates[::-1])
+    np.testing.assert_allclose(together.linear[m], own.linear[0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(together.quadratic[m], own.quadratic[0], rtol=1e-3, atol=1e-4)
+    assert np.abs(wrong.linear[0] - own.linear[0]).max() > 1e-2  # the rate can be seen
+
+
+def test_every_silo_shares_the_sum_over_its_own_batch():
+    """Global VI over a secure sum: one clip norm, and in each step a batch and a share of each silo."""
+    section = AggregationSection(kind=AggregationKind.TRUSTED)
+    settings = dataclasses.replace(METHODS["global_vi"], aggregation=section)
+    budget = Budget(epsilon=2.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+    method = build_method(MODEL, [silo_of(m, False) for m in range(len(SIZES))], settings, budget, 0)
+    doors = [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), OwnDraws(m)) for m in range(len(SIZES))]
+    run(method, doors)
+    for m, door in enumerate(doors):
+        assert len(door.draws.shared) == NUM_STEPS
+        assert np.linalg.norm(door.draws.shared[0]) == pytest.approx(TAKEN[m] * settings.clip_norm, rel=1e-3)
