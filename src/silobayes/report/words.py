@@ -29,6 +29,7 @@ from silobayes.privacy.events import (
     SkellamEvent,
     to_json,
 )
+from silobayes.protocols import hybrid
 from silobayes.report.explain import sends_shares
 from silobayes.report.run_files import RunFiles
 from silobayes.runs import claims
@@ -214,8 +215,9 @@ def releases_of(run: RunFiles, study: Study, visits: int) -> float:
     method, planned = privatise_of(study), run.facts.get("releases")
     made = visits
     if method in _LOOPS:
-        once = min(visits, 1) if method is Privatise.HYBRID else 0
-        made = once + (visits - once) * _steps(run, study)
+        # The hybrid's start is one release, and two more visits of what was released.
+        start = hybrid.ROUNDS if method is Privatise.HYBRID else 0
+        made = min(visits, start, 1) + max(0, visits - start) * _steps(run, study)
     if not isinstance(planned, list) or not visits < len(planned):
         return math.inf  # more visits than were planned
     numbers = [made, number(planned[visits])]
