@@ -1,21 +1,17 @@
 """Do the intervals cover? Simulated studies in which the model is right: normal rows, coefficients from the prior."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
+from experiments import planned
 from silobayes.data.silo import Silo
 from silobayes.defaults import Settings
-from silobayes.engines.planning import build_method
+from silobayes.inference.projection import Bounds
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.privacy.door import Door, FreshDraws
-from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols.linreg import Bounds
 from silobayes.study import PosteriorKind, Privatise, ProtocolKind
-from silobayes.testing import FreeAccount
 
 SIZES = ((6, 3000), (12, 1500))
 CORRELATIONS = (0.0, 0.6)
@@ -72,17 +68,12 @@ def _cell(studies: list, epsilon: float, delta: float, projection: bool) -> tupl
     )
     model = LinearRegression(num_features=dim, noise_stddev=RESIDUAL, prior_stddev=1.0)
     budget = Budget(epsilon=epsilon, delta=delta, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    silo = Silo(name="all", x=studies[0][0], y=studies[0][1])
-    planned = build_method(model, [silo], settings, budget, 0)
+    plan = planned.plan_for(model, [len(studies[0][1])], settings, budget)
     covered, errors = [], []
     for seed, (x, y, truth) in enumerate(studies):
-        method = dataclasses.replace(planned, rows=((x, y),))  # type: ignore[call-arg]
-        door = Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), FreshDraws(Entropy.not_private(seed)))
-        state = method.init()
-        while state.step < len(method.visits):
-            state = method.step(state, [door])
-        mean, covariance = method.solver.family.to_standard(method.eta(state))  # type: ignore[arg-type]
-        error = np.abs(np.asarray(mean) - truth)
-        covered.append(np.mean(error < 1.96 * np.sqrt(np.diag(np.asarray(covariance)))))
+        doors = [planned.open_door(budget, seed)]
+        posterior, _ = planned.run(plan, [Silo(name="all", x=x, y=y)], doors, settings.aggregation)
+        error = np.abs(posterior.mean - truth)
+        covered.append(np.mean(error < 1.96 * posterior.stddev))
         errors.append(error.mean())
     return float(f"{np.mean(covered):.3f}"), float(f"{np.mean(errors):.3f}")
