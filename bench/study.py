@@ -19,16 +19,14 @@ from timing import Arm, interleaved, pinned
 
 import silobayes
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
 from silobayes.engines.parties import LocalParties
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.plans import plan_of
 from silobayes.plans.situation import Situation, Sizes
 from silobayes.privacy.door import Door
-from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.schedule import Visit
-from silobayes.study import Privatise, Study
+from silobayes.study import Study
 from silobayes.testing import FreeAccount
 
 ADULT = {"num_silos": 10, "num_rows": 2442, "num_features": 109}
@@ -65,9 +63,9 @@ def simulate(num_silos: int, num_rows: int, num_features: int) -> tuple[Study, l
     return study, [Silo(name=f"silo{m}", x=x[m], y=y[m].astype(np.int32)) for m in range(num_silos)]
 
 
-def with_rounds(study: Study, rounds: int) -> Study:
+def with_keys(study: Study, **keys: float) -> Study:
     tables = study.to_dict()
-    return Study.from_dict(tables | {"protocol": tables["protocol"] | {"rounds": rounds}})
+    return Study.from_dict(tables | {"protocol": tables["protocol"] | keys})
 
 
 def cpu_seconds(study: Study, silos: list[Silo], repeats: int = 1) -> tuple[float, float]:
@@ -83,33 +81,20 @@ def cpu_seconds(study: Study, silos: list[Silo], repeats: int = 1) -> tuple[floa
 
 def adult() -> None:
     study, silos = simulate(**ADULT)
-    first, later = cpu_seconds(with_rounds(study, 20), silos, repeats=3)
+    first, later = cpu_seconds(with_keys(study, rounds=20), silos, repeats=3)
     print("Study of Adult's shape: 10 silos x 2,442 rows x 109 columns, 20 rounds, DP optimisation")
     print(f"  CPU seconds with compilation {first:.1f}, after it {later:.2f} (target < 10)")
 
 
 def many_silos(num_silos: int = 200, num_rows: int = 122, num_features: int = 109) -> None:
-    _, silos = simulate(num_silos, num_rows, num_features)
-    settings = Settings(
-        privatise=Privatise.DP_OPTIMISATION,
-        rounds=1,
-        damping=1.0,
-        steps=40,
-        step_size=0.05,
-        sample_rate=0.3,
-        clip_norm=1.0,
-    )
-    situation = Situation(
-        model=LogisticRegression(num_features=num_features),
-        names=tuple(f"x{number}" for number in range(num_features)),
-        sizes=(Sizes(rows=num_rows, num_features=num_features),) * num_silos,
-        settings=settings,
-        budget=Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW),
-        seed=0,
-    )
-    plan = plan_of(situation)
+    study, silos = simulate(num_silos, num_rows, num_features)
+    loop = {"rounds": 1, "steps": 40, "step_size": 0.05, "sample_rate": 0.3, "clip_norm": 1.0}
+    study = with_keys(study, **loop)
+    names = tuple(f"x{number}" for number in range(num_features))
+    sizes = (Sizes(rows=num_rows, num_features=num_features),) * num_silos
+    plan = plan_of(Situation.of(study, LogisticRegression(num_features=num_features), names, sizes))
     door = Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW))
-    parties = LocalParties(plan, silos, lambda silo, visit: door, settings.aggregation)
+    parties = LocalParties(plan, silos, lambda silo, visit: door, study.aggregation)
     down = plan.server.down(plan.server.init(), plan.visits[0])
 
     def visit(*asked: int) -> Callable[[], object]:
@@ -133,7 +118,7 @@ def growth() -> dict[str, dict[int, float]]:
         found[key] = {}
         for value in values:
             study, silos = simulate(**(ADULT | {key: value}))
-            found[key][value] = cpu_seconds(with_rounds(study, 5), silos)[1]
+            found[key][value] = cpu_seconds(with_keys(study, rounds=5), silos)[1]
         print(f"{key:<13}" + "".join(f"{value:>10,}" for value in values))
         print(f"{'':<13}" + "".join(f"{spent:>10.2f}" for spent in found[key].values()))
     return found

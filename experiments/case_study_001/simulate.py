@@ -17,8 +17,6 @@ import numpy as np
 
 from experiments import planned
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
-from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy import accounting
 from silobayes.privacy.clipping import Bounded, clip_blocks, general
 from silobayes.privacy.door import Door
@@ -28,12 +26,11 @@ from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.roles import Plan
 from silobayes.protocols.statistics import StatisticsServer
-from silobayes.study import AggregationSection, Privatise
+from silobayes.study import Study
 
 NOISE_STDDEV, PRIOR_STDDEV, DELTA, NUM_SILOS = 0.5, 5.0, 1e-5, 20
 # Three prior standard deviations and as many of the noise: a public bound of |y| for |x| <= 1.
 Y_BOUND = 3 * PRIOR_STDDEV + 3 * NOISE_STDDEV
-MODEL = LinearRegression(num_features=1, noise_stddev=NOISE_STDDEV, prior_stddev=PRIOR_STDDEV)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,25 +96,48 @@ CLIENT = {"rounds": 1, "steps": 1, "damping": 1.0, "step_size": 1.0}
 CLIENT_ROUNDS = {"rounds": 10, "steps": 1, "damping": 0.3, "step_size": 1.0}
 
 
-def settings_of(setting: Setting) -> Settings:
-    """The engine's settings; `clip_norm` is what the method clips (README)."""
-    clip_norm = setting.clip_norm
-    if setting.method == "gradient":
-        return Settings(privatise=Privatise.DP_OPTIMISATION, clip_norm=clip_norm, **GRADIENT)
-    if setting.method == "hybrid":
-        return Settings(privatise=Privatise.HYBRID, clip_norm=clip_norm, y_bound=Y_BOUND, **HYBRID)
-    if setting.method.startswith("client"):
-        trusted = AggregationSection(kind="trusted")  # type: ignore[arg-type]
-        privatise = Privatise.PARAMETER_PERTURBATION
-        rounds = CLIENT if setting.method == "client" else CLIENT_ROUNDS
-        return Settings(privatise=privatise, clip_norm=clip_norm, aggregation=trusted, **rounds)
-    one = {"rounds": 1, "steps": 1, "damping": 1.0, "step_size": 1.0}
-    return Settings(privatise=Privatise.SUFFICIENT_STATISTICS, y_bound=clip_norm, **one)
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "gradient": {"privatise": "dp_optimisation", **GRADIENT},
+    "hybrid": {"privatise": "hybrid", **HYBRID, "first_share": 0.5},
+    "client": {"privatise": "parameter_perturbation", **CLIENT},
+    "client, 10 rounds": {"privatise": "parameter_perturbation", **CLIENT_ROUNDS},
+    "noise-aware": {"privatise": "sufficient_statistics"},
+}
+
+
+@cache
+def study_of(setting: Setting) -> Study:
+    """The setting as a study; `clip_norm` is what the method clips (README)."""
+    protocol, y_bound, budget = _SECTIONS[setting.method], Y_BOUND, setting.budget
+    if setting.method == "noise-aware":
+        y_bound = setting.clip_norm
+    else:
+        protocol = protocol | {"clip_norm": setting.clip_norm}
+    privacy = {"epsilon": budget.epsilon, "delta": DELTA, "relation": "substitute", "unit": budget.unit.value}
+    return Study.from_dict(
+        {
+            "study": {"name": setting.method},
+            "data": {
+                "target": "y",
+                "target_bounds": [-y_bound, y_bound],
+                "bounds": {"x": [-1.0, 1.0]},
+                "intercept": False,
+                "public": ["rows"],
+            },
+            "model": {
+                "kind": "linear_regression",
+                "options": {"noise_stddev": NOISE_STDDEV, "prior_stddev": PRIOR_STDDEV},
+            },
+            "privacy": privacy,
+            "protocol": protocol,
+            "aggregation": {"kind": "trusted" if setting.method.startswith("client") else "none"},
+        }
+    )
 
 
 @cache
 def _plan(setting: Setting) -> Plan:
-    return planned.plan_for(MODEL, [setting.rows] * NUM_SILOS, settings_of(setting), setting.budget)
+    return planned.plan_for(study_of(setting), [setting.rows] * NUM_SILOS)
 
 
 def open_doors(budget: Budget, seed: int) -> list[Door]:
@@ -137,7 +157,7 @@ def fit(setting: Setting, silos: Sequence[Silo], doors: Sequence[Door]) -> dict[
     if setting.method == "thesis":
         return {"thesis": thesis_analytic(setting, silos, doors)}
     plan = _plan(setting)
-    posterior, total = planned.run(plan, silos, doors, settings_of(setting).aggregation)
+    posterior, total = planned.run(study_of(setting), plan, silos, doors)
     answer = {setting.method: Gaussian(mean=float(posterior.mean[0]), stddev=float(posterior.stddev[0]))}
     if isinstance(plan.server, StatisticsServer):
         gram, cross = (float(block[0]) for block in plan.server.query.read(total).blocks)

@@ -6,12 +6,9 @@ import numpy as np
 
 from experiments import planned
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
-from silobayes.inference.projection import Bounds
-from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.study import PosteriorKind, Privatise, ProtocolKind
+from silobayes.study import Study
 
 SIZES = ((6, 3000), (12, 1500))
 CORRELATIONS = (0.0, 0.6)
@@ -54,25 +51,27 @@ def run(num_studies: int, delta: float) -> list[dict[str, Any]]:
 
 def _cell(studies: list, epsilon: float, delta: float, projection: bool) -> tuple[float, float]:
     dim = studies[0][0].shape[1]
-    settings = Settings(
-        kind=ProtocolKind.LINREG,
-        privatise=Privatise.SUFFICIENT_STATISTICS,
-        rounds=2 if projection else 1,
-        damping=1.0,
-        steps=1,
-        step_size=0.1,
-        posterior=PosteriorKind.FULL,
-        first_share=0.3,
-        projection=projection,
-        bounds=Bounds(features=(1.0,) * dim, target=TARGET_BOUND, projected=(True,) * dim, others_square=0.0),
+    study = Study.from_dict(
+        {
+            "study": {"name": "simulated"},
+            "data": {
+                "target": "y",
+                "target_bounds": [-TARGET_BOUND, TARGET_BOUND],
+                "bounds": {f"x{number}": [-1.0, 1.0] for number in range(dim)},
+                "intercept": False,
+                "public": ["rows"],
+            },
+            "model": {"kind": "linear_regression", "options": {"noise_stddev": RESIDUAL, "prior_stddev": 1.0}},
+            "privacy": {"epsilon": epsilon, "delta": delta, "relation": "substitute", "unit": "row"},
+            "protocol": {"kind": "linreg", "projection": projection} | ({"first_share": 0.3} if projection else {}),
+        }
     )
-    model = LinearRegression(num_features=dim, noise_stddev=RESIDUAL, prior_stddev=1.0)
     budget = Budget(epsilon=epsilon, delta=delta, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    plan = planned.plan_for(model, [len(studies[0][1])], settings, budget)
+    plan = planned.plan_for(study, [len(studies[0][1])])
     covered, errors = [], []
     for seed, (x, y, truth) in enumerate(studies):
         doors = [planned.open_door(budget, seed)]
-        posterior, _ = planned.run(plan, [Silo(name="all", x=x, y=y)], doors, settings.aggregation)
+        posterior, _ = planned.run(study, plan, [Silo(name="all", x=x, y=y)], doors)
         error = np.abs(posterior.mean - truth)
         covered.append(np.mean(error < 1.96 * posterior.stddev))
         errors.append(error.mean())

@@ -16,9 +16,6 @@ from experiments import planned
 from experiments.dp_regression import coverage, report
 from experiments.dp_regression.studies import DATA_SETS, DELTA, NON_PRIVATE, VARIANTS, DataSet, Variant, split, study_of
 from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, resolve
-from silobayes.engines.fitting import build_model
-from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.accounting import price
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
@@ -84,15 +81,12 @@ def fit_all(
     """The errors of all splits, and what one run costs."""
     study = study_of(data, variant, epsilon)
     x, y, _ = study.encoding.encode(frame, data.name)
-    model = build_model(study, x.shape[1])
-    assert isinstance(model, LinearRegression)
     budget, spent, errors = None, None, []
     if variant.is_private:
         budget = Budget(epsilon=epsilon, delta=DELTA, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
     # Splits have equal sizes, hence equal plans.
     rows = [len(part) for part in np.array_split(split(len(y), 0)[0], variant.num_silos)]
-    settings = resolve(study, PublicFacts.of(model, (), rows))
-    plan = planned.plan_for(model, rows, settings, budget)
+    plan = planned.plan_for(study, rows)
     if budget is not None:
         spent = max(price(e, relation=budget.relation, delta=DELTA).epsilon for e in plan.total_events)
         assert spent <= epsilon, "a plan keeps its budget"
@@ -101,7 +95,7 @@ def fit_all(
         parts = np.array_split(train, variant.num_silos)
         silos = [Silo(name=str(m), x=x[part], y=y[part]) for m, part in enumerate(parts)]
         doors = [] if budget is None else [planned.open_door(budget, 1000 * seed + m) for m in range(len(silos))]
-        posterior, _ = planned.run(plan, silos, doors, settings.aggregation)
+        posterior, _ = planned.run(study, plan, silos, doors)
         errors.append(data.unit * float(np.mean(np.abs(y[test] - x[test] @ posterior.mean))))
     return errors, spent
 

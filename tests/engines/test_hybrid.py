@@ -24,9 +24,9 @@ from silobayes.protocols import hybrid, pvi
 from silobayes.protocols.schedule import Schedule
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
-from silobayes.study import AggregationSection, PosteriorKind, Privatise, Study
+from silobayes.study import AggregationSection, PosteriorKind, Study
 from silobayes.testing.record_replay import FreeAccount
-from tests.engines.harness import Run, plan_for
+from tests.engines.harness import Privatise, Run, plan_for
 from tests.engines.test_local import Stop, charges, same, stop_after
 from tests.engines.test_methods import BUDGET, PLAIN, REGRESSION, ExactDoor, exact_regression, regression_silos
 from tests.engines.test_methods import MODEL as LOGISTIC

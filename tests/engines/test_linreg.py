@@ -13,21 +13,21 @@ import pytest
 import silobayes
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.loop import run
 from silobayes.engines.parties import LocalParties
 from silobayes.inference.projection import Bounds
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.plans.rules import Limits, PublicFacts, settings_of
 from silobayes.privacy.accounting import price
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.linreg import ProjectionServer
-from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind, Study
+from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Study
 from silobayes.testing import FreeAccount, PrivacyViolation, check_method, neighbours
-from tests.engines.harness import Run, plan_for
+from tests.engines.harness import Privatise, ProtocolKind, Run, Settings, plan_for
 
 DIM, MAX_ROWS = 3, 24
 MODEL = LinearRegression(num_features=DIM, noise_stddev=0.3, prior_stddev=2.0)
@@ -239,14 +239,15 @@ def test_a_study_without_privacy_is_exact(tmp_path):
 
 def test_bounds_of_a_study_are_those_of_its_encoding():
     study = Study.from_dict(changed())
-    settings = resolve(study, PublicFacts(silo_rows=(10,), num_parameters=6))
-    assert settings.bounds == Bounds(
+    settings = settings_of(study, PublicFacts(silo_rows=(10,), num_parameters=6))
+    bounds = Limits.of(study).bounds
+    assert bounds == Bounds(
         features=(1.0,) * 6, target=2.0, projected=(True, True, False, False, False, False), others_square=2.0
     )
     assert (settings.rounds, settings.first_share, settings.projection) == (2, 0.3, True)
     x = study.encoding.encode_features(next(iter(frames().values())))
-    assert np.all(np.abs(x) <= np.array(settings.bounds.features))
-    assert np.max(np.sum(np.square(x[:, 2:]), axis=1)) <= settings.bounds.others_square
+    assert np.all(np.abs(x) <= np.array(bounds.features))
+    assert np.max(np.sum(np.square(x[:, 2:]), axis=1)) <= bounds.others_square
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ def test_settings_without_bounds_are_refused():
     for bounds in (None, dataclasses.replace(BOUNDS, features=(1.0,))):
         with pytest.raises(InvalidInput) as refusal:
             plan_for(MODEL, silos, dataclasses.replace(PROJECTED, bounds=bounds), budget_of())
-        assert refusal.value.key == "settings.bounds"
+        assert refusal.value.key == "limits.bounds"
 
 
 def test_a_run_that_stopped_between_the_sums_goes_on_with_its_thresholds(tmp_path):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-
 from silobayes.defaults import Settings
-from silobayes.engines import planning
 from silobayes.engines.buckets import Buckets
+
+from silobayes.engines import planning
 from silobayes.models.base import AbstractModel
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression

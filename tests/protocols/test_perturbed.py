@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silobayes.core.errors import InvalidInput
-from silobayes.defaults import Settings
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian
 from silobayes.families.mean_field_gaussian import MeanFieldGaussianEta
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.perturbed import Ball, PerturbedServer, ShardedSilo, no_change
-from silobayes.study import Privatise
 from tests.engines.cases import MODEL, make_silos
-from tests.engines.harness import plan_for
+from tests.engines.harness import Privatise, Settings, plan_for
 
 SHARDS, DIM = 6, 3
 BALLS = [

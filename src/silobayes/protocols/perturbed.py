@@ -135,7 +135,6 @@ class Ball:
         return self.unflatten(clipped, change)
 
 
-
 class Down(eqx.Module):
     """What a silo answers to; `norms` are those that changes are clipped to, `center` a network's present mean."""
 
@@ -296,7 +295,9 @@ class PerturbedServer(AbstractServer[ServerState]):
 
     def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
         """See `AbstractServer`."""
-        ball = dataclasses.replace(self.ball, clip_norms=tuple(state.norms.tolist()), center=self.down(state, visit).center)
+        ball = dataclasses.replace(
+            self.ball, clip_norms=tuple(state.norms.tolist()), center=self.down(state, visit).center
+        )
         blocks = self.query.read(total, state.norms.tolist()).blocks
         moved = self.inner.advance(state.pvi, visit, self.inner.damping * ball.unflatten(blocks, self.inner.eta_p))
         return Merged(state=ServerState(pvi=moved.state, norms=state.norms), counted=moved.counted)

@@ -1,7 +1,6 @@
 """What a study will do and cost, before any row is read: from the study file and the number of rows alone.
 
-The engine plans with stand-in rows (all zero) of the right number, so settings and noise are those of a real run. The
-expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
+A plan needs public sizes only, so settings and noise are those of a real run. The expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
 with per-row weights w of label-free clipping, curvature c and feature vector x,
 
     J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise
@@ -31,18 +30,17 @@ import numpy as np
 from silobayes.core.errors import InvalidInput
 from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import Encoding, Numeric
-from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, Settings, privatise_of, resolve
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import communications
-from silobayes.engines.planning import build_method, public_sizes
 from silobayes.models.base import AbstractGLM, AbstractModel
+from silobayes.plans import plan_of
+from silobayes.plans.situation import Situation, Sizes
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
-from silobayes.report.explain import sends_shares, what_leaves
-from silobayes.study import Mode, Privatise, Study
+from silobayes.report.explain import clients_per_round, sends_shares, what_leaves
+from silobayes.study import Study
 
 _MADE_UP_ROWS = 2000
 
@@ -75,7 +73,7 @@ class Plan:
     """A study, worked out."""
 
     study: Study
-    settings: Settings
+    settings: Any
     silos: tuple[SiloPlan, ...]
     num_parameters: int
     num_messages: int
@@ -110,7 +108,7 @@ class Plan:
         """The shares of so many silos are the noise that is priced; None where each silo has a noise of its own."""
         if not sends_shares(self.study):
             return None
-        return self.settings.aggregation.num_shares(self.settings.clients_per_round or len(self.silos))
+        return self.study.aggregation.num_shares(clients_per_round(self.study) or len(self.silos))
 
 
 def _plain(value: Any) -> Any:
@@ -130,22 +128,15 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
     if len(rows) != len(names) or any(count < 1 for count in rows):
         fix = "Pass the rows of all silos together, or one number for each."
         raise InvalidInput("rows", f"{len(names)} positive numbers", list(rows), fix)
-    encoding, privacy = study.encoding, study.privacy
-    num_features = len(encoding.feature_names)
-    model = build_model(study, num_features)
+    encoding = study.encoding
+    features = encoding.feature_names
+    model = build_model(study, len(features))
     numbers = _persons(study, rows, persons)
-    silos = [
-        _stand_in(name, count, num_features, units if privacy.unit is Unit.PERSON else None)
-        for name, count, units in zip(names, rows, numbers, strict=True)
-    ]
-    settings = resolve(study, PublicFacts.of(model, silos, [study.public_rows(silo) for silo in silos]))
-    budget = None
-    if privacy.mode is Mode.DP:
-        assert privacy.epsilon and privacy.delta and privacy.relation and privacy.unit  # noqa: PT018 (mode dp has all)
-        budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    sizes = public_sizes(study, settings, silos)
-    method = build_method(model, silos, settings, budget, study.study.seed, max_rows=sizes)
-    events = method.total_events()
+    sizes = tuple(_sizes(study, count, people) for count, people in zip(rows, numbers, strict=True))
+    situation = Situation.of(study, model, model.parameter_names(features), sizes)
+    made, settings, budget = plan_of(situation), situation.settings, situation.budget
+    events = made.total_events
+
     return Plan(
         study=study,
         settings=settings,
@@ -160,10 +151,10 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             for name, count, people, own in zip(names, rows, numbers, events, strict=True)
         ),
         num_parameters=model.dim,
-        num_messages=communications(method, settings.rounds)["messages"],
+        num_messages=communications(made, settings.rounds, study.aggregation)["messages"],
         widths=expected_widths(
+            study,
             model,
-            encoding,
             settings,
             rows,
             events,
@@ -178,7 +169,7 @@ def _counts_persons(study: Study) -> bool:
 
 
 def _samples_persons(study: Study) -> bool:
-    return study.privacy.unit is Unit.PERSON and privatise_of(study) is Privatise.DP_OPTIMISATION
+    return study.privacy.unit is Unit.PERSON and study.method.loops
 
 
 def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -> list[int]:
@@ -199,9 +190,17 @@ def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -
     return list(persons)
 
 
-def _stand_in(name: str, rows: int, num_features: int, num_persons: int | None) -> Silo:
-    persons = None if num_persons is None else np.arange(rows) % num_persons
-    return Silo(name=name, x=np.zeros((rows, num_features), np.float32), y=np.zeros(rows, np.int32), persons=persons)
+def _sizes(study: Study, rows: int, persons: int) -> Sizes:
+    protects_persons = study.privacy.unit is Unit.PERSON
+    if not study.tells_rows:
+        assert study.data.rows_per_person is not None, "checked when the study was built"
+        rows = persons * study.data.rows_per_person
+    return Sizes(
+        rows=rows,
+        persons=persons if protects_persons else None,
+        has_persons=protects_persons,
+        num_features=len(study.encoding.feature_names),
+    )
 
 
 def _epsilon(events: tuple[AbstractEvent, ...], budget: Budget | None) -> float | None:
@@ -211,9 +210,9 @@ def _epsilon(events: tuple[AbstractEvent, ...], budget: Budget | None) -> float 
 
 
 def expected_widths(
+    study: Study,
     model: AbstractModel,
-    encoding: Encoding,
-    settings: Settings,
+    settings: Any,
     rows: Sequence[int],
     events: Sequence[tuple[AbstractEvent, ...]],
     *,
@@ -223,8 +222,9 @@ def expected_widths(
 
     Of persons all are taken to have the average number of rows, `rows_per_unit`: a clip norm is shared by so many.
     """
-    if not isinstance(model, AbstractGLM) or settings.privatise not in (Privatise.NONE, Privatise.DP_OPTIMISATION):
+    if not isinstance(model, AbstractGLM) or not study.method.expects_widths:
         return None
+    encoding = study.encoding
     x = made_up_rows(encoding)
     zero = jnp.zeros(len(x))
     curvature = -np.asarray(model.expected_derivatives(zero, zero, zero + 1)[1], float)
@@ -235,10 +235,10 @@ def expected_widths(
         return total / len(x) * (x * (weights * curvature)[:, None]).T @ x
 
     exact = np.linalg.inv(information(np.ones(len(x))) + prior)
-    if settings.privatise is Privatise.NONE:
+    if not study.method.units:
         return _widths(model, encoding, exact, exact)
     norms = rows_per_unit * np.linalg.norm(x, axis=1) * np.asarray(model.score_bound(zero), float)
-    (clip_norm,) = settings.clip_norms
+    clip_norm = settings.clip_norm
     weights = np.where(np.isfinite(norms), np.minimum(1.0, clip_norm / np.maximum(norms, 1e-12)), 1.0)
     score, spread = information(weights), information(weights**2)
     omega = spread.copy()
@@ -248,7 +248,7 @@ def expected_widths(
             rate = 1.0 if event.sampling is None else event.sampling.rate
             noise = (event.std / rate) ** 2 / event.count
             if isinstance(event, SkellamEvent):  # of a sum, in which each silo's share is a part
-                noise /= settings.aggregation.num_shares(len(rows))
+                noise /= study.aggregation.num_shares(len(rows))
             omega += noise * np.eye(model.dim) + (1 / rate - 1) / event.count * count / total * spread
     noisy = np.linalg.inv(score @ np.linalg.solve(omega, score) + prior)
     return _widths(model, encoding, exact, noisy)
