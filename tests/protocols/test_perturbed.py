@@ -19,6 +19,7 @@ from tests.engines.cases import MODEL, make_silos
 from tests.engines.harness import Privatise, Settings, plan_for
 
 SHARDS, DIM = 6, 3
+BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
 BALLS = [
     Ball(clip_norms=(0.7,)),
     Ball(clip_norms=(0.7,), scales=(4.0, 0.5)),
@@ -123,8 +124,7 @@ def test_settings_reach_the_ball():
         privatise=Privatise.VIRTUAL_CLIENTS, rounds=2, damping=0.5, steps=3, step_size=0.1, shards=3,
         clip_norm=(0.7, 0.2), scales=(4.0, 0.5),
     )  # fmt: skip
-    budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    plan = plan_for(MODEL, make_silos(), settings, budget)
+    plan = plan_for(MODEL, make_silos(), settings, BUDGET)
     (silo,), server = plan.silos, plan.server
     assert isinstance(silo, ShardedSilo)
     assert isinstance(server, PerturbedServer)
@@ -147,10 +147,11 @@ def test_balls_that_promise_nothing_are_refused(key, given):
 
 
 def test_only_perturbing_methods_clip_parts():
-    with pytest.raises(InvalidInput, match="clip_norm"):
-        Settings(
-            privatise=Privatise.DP_OPTIMISATION, rounds=1, damping=1.0, steps=1, step_size=0.1, clip_norm=(1.0, 2.0)
-        )
+    settings = Settings(
+        privatise=Privatise.DP_OPTIMISATION, rounds=1, damping=1.0, steps=1, step_size=0.1, clip_norm=(1.0, 2.0)
+    )
+    with pytest.raises(InvalidInput, match=r"protocol\.clip_norm"):
+        plan_for(MODEL, make_silos(), settings, BUDGET)
 
 
 @balls
