@@ -19,7 +19,7 @@ from silobayes.models.base import AbstractModel
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
 from silobayes.privacy.door import Door
-from silobayes.privacy.loops import StepPlan, open_steps
+from silobayes.privacy.loops import StepPlan, close_steps, open_steps
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import PoissonSampler
 from silobayes.testing import FreeAccount
@@ -56,9 +56,7 @@ def ours(model: AbstractModel, x: np.ndarray, y: np.ndarray, batch: int, num_ste
 
     def run() -> None:
         steps = open_steps(door, plan)
-        eta, seen = maximise_privately(
-            model, family, key, prior, start, rows, steps, plan, step_size=peers.STEP_SIZE
-        )
+        eta, seen = maximise_privately(model, family, key, prior, start, rows, steps, plan, step_size=peers.STEP_SIZE)
         close_steps(door, seen)
         jax.block_until_ready(eta)
 

@@ -2,7 +2,7 @@
 
 1. A study of the shape of Adult, simulated: 10 silos of 2,442 rows and 109 columns, 20 rounds, DP optimisation at
    (1, 1e-5), everything included (calibration, ledgers, checkpoints, certificate). Target: under 10 CPU-seconds.
-2. One round of 200 small clients, all at once (as the engine does it) and one after the other. Target: 5 times faster.
+2. One round of 200 small silos, all at once (as the engine does it) and one after the other. Target: 5 times faster.
 3. Growth with rows, silos and features, five rounds each.
 
 Every study runs twice in this process, the second run is timed. A measurement, never a test.
@@ -14,19 +14,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
 from timing import Arm, interleaved, pinned
 
 import silobayes
 from silobayes.data.silo import Silo
-from silobayes.engines.buckets import Buckets
-from silobayes.engines.solvers import LocalSolver
-from silobayes.families import MeanFieldGaussian
+from silobayes.engines.parties import LocalParties
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.plans import plan_of
+from silobayes.plans.situation import Situation, Sizes
 from silobayes.privacy.door import Door
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.privacy.sampling import PoissonSampler
+from silobayes.protocols.schedule import Visit
 from silobayes.study import Study
 from silobayes.testing import FreeAccount
 
@@ -64,9 +63,9 @@ def simulate(num_silos: int, num_rows: int, num_features: int) -> tuple[Study, l
     return study, [Silo(name=f"silo{m}", x=x[m], y=y[m].astype(np.int32)) for m in range(num_silos)]
 
 
-def with_rounds(study: Study, rounds: int) -> Study:
+def with_keys(study: Study, **keys: float) -> Study:
     tables = study.to_dict()
-    return Study.from_dict(tables | {"protocol": tables["protocol"] | {"rounds": rounds}})
+    return Study.from_dict(tables | {"protocol": tables["protocol"] | keys})
 
 
 def cpu_seconds(study: Study, silos: list[Silo], repeats: int = 1) -> tuple[float, float]:
@@ -82,35 +81,33 @@ def cpu_seconds(study: Study, silos: list[Silo], repeats: int = 1) -> tuple[floa
 
 def adult() -> None:
     study, silos = simulate(**ADULT)
-    first, later = cpu_seconds(with_rounds(study, 20), silos, repeats=3)
+    first, later = cpu_seconds(with_keys(study, rounds=20), silos, repeats=3)
     print("Study of Adult's shape: 10 silos x 2,442 rows x 109 columns, 20 rounds, DP optimisation")
     print(f"  CPU seconds with compilation {first:.1f}, after it {later:.2f} (target < 10)")
 
 
-def many_clients(num_clients: int = 200, num_rows: int = 122, num_features: int = 109) -> None:
-    _, silos = simulate(num_clients, num_rows, num_features)
-    family = MeanFieldGaussian(event_shape=(num_features,))
-    model = LogisticRegression(num_features=num_features)
-    solver = LocalSolver(model=model, family=family, floor=1e-3, num_steps=40, step_size=0.05)
-    sampler = PoissonSampler(sample_rate=0.3, max_rows=num_rows)
-    plan = solver.plan(sampler, clip_norm=1.0, noise_multiplier=5.0)
-    buckets = Buckets([(silo.x, silo.y) for silo in silos], [num_rows] * num_clients)
+def many_silos(num_silos: int = 200, num_rows: int = 122, num_features: int = 109) -> None:
+    study, silos = simulate(num_silos, num_rows, num_features)
+    loop = {"rounds": 1, "steps": 40, "step_size": 0.05, "sample_rate": 0.3, "clip_norm": 1.0}
+    study = with_keys(study, **loop)
+    names = tuple(f"x{number}" for number in range(num_features))
+    sizes = (Sizes(rows=num_rows, num_features=num_features),) * num_silos
+    plan = plan_of(Situation.of(study, LogisticRegression(num_features=num_features), names, sizes))
     door = Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW))
-    prior = jax.tree.map(np.asarray, model.prior_eta(family))
+    parties = LocalParties(plan, silos, lambda silo, visit: door, study.aggregation)
+    down = plan.server.down(plan.server.init(), plan.visits[0])
 
-    def visit(clients: np.ndarray) -> Callable[[], object]:
-        cavities = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(clients), axis=0), prior)
-        private = {"doors": [door] * len(clients), "plans": [plan] * len(clients), "clipping": "label_free"}
-        return lambda: solver.refit_privately(buckets, clients, jax.random.key(0), cavities, prior, **private)
+    def visit(*asked: int) -> Callable[[], object]:
+        return lambda: parties.ask(Visit(silos=asked), down)
 
-    one_by_one = [visit(np.array([m])) for m in range(num_clients)]
+    one_by_one = [visit(m) for m in range(num_silos)]
     arms = [
-        Arm(name="all at once", num_steps=num_clients, run=visit(np.arange(num_clients))),
-        Arm(name="one by one", num_steps=num_clients, run=lambda: [run() for run in one_by_one]),
+        Arm(name="all at once", num_steps=num_silos, run=visit(*range(num_silos))),
+        Arm(name="one by one", num_steps=num_silos, run=lambda: [run() for run in one_by_one]),
     ]
     times = interleaved(arms, repeats=5)
     ratio = times["one by one"].cpu / times["all at once"].cpu
-    print(f"\nOne round of {num_clients} clients of {num_rows} rows; us per client, best wall / median CPU")
+    print(f"\nOne round of {num_silos} silos of {num_rows} rows; us per silo, best wall / median CPU")
     print("".join(f"  {name} {spent}" for name, spent in times.items()), f" ratio {ratio:.1f}x (target >= 5x)")
 
 
@@ -121,7 +118,7 @@ def growth() -> dict[str, dict[int, float]]:
         found[key] = {}
         for value in values:
             study, silos = simulate(**(ADULT | {key: value}))
-            found[key][value] = cpu_seconds(with_rounds(study, 5), silos)[1]
+            found[key][value] = cpu_seconds(with_keys(study, rounds=5), silos)[1]
         print(f"{key:<13}" + "".join(f"{value:>10,}" for value in values))
         print(f"{'':<13}" + "".join(f"{spent:>10.2f}" for spent in found[key].values()))
     return found
@@ -148,10 +145,10 @@ def draw(found: dict[str, dict[int, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, help="where to draw the growth curves")
-    parser.add_argument("--no-growth", action="store_true", help="only the study and the clients: half a minute")
+    parser.add_argument("--no-growth", action="store_true", help="only the study and the silos: half a minute")
     arguments = parser.parse_args()
     adult()
-    many_clients()
+    many_silos()
     if not arguments.no_growth:
         found = growth()
         if arguments.figure is not None:

@@ -4,11 +4,10 @@ The model is the thesis': `y = theta x + e`, one coefficient, `e ~ N(0, .5^2)`, 
 repetition draws its own theta from the prior. The thesis does not say how x is drawn; we space it evenly in [-1, 1],
 as its Fig. 4.3 does, in every silo.
 
-Methods are built once per setting (`build_method` calibrates their noise to the budget) and stepped through doors on
-each repetition's rows.
+Methods are planned once per setting (which calibrates their noise to the budget) and run through doors on each
+repetition's rows.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,29 +15,22 @@ from typing import Any
 
 import numpy as np
 
+from experiments import planned
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
-from silobayes.engines.baselines import StatisticsMethod
-from silobayes.engines.buckets import Buckets
-from silobayes.engines.hybrid import HybridMethod
-from silobayes.engines.methods import AbstractMethod, PerturbedMethod, PVIMethod
-from silobayes.engines.planning import build_method, shard_buckets
-from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy import accounting
 from silobayes.privacy.clipping import Bounded, clip_blocks, general
-from silobayes.privacy.door import Door, FreshDraws
-from silobayes.privacy.entropy import Entropy
+from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.study import AggregationSection, Privatise
-from silobayes.testing.record_replay import FreeAccount
+from silobayes.protocols.roles import Plan
+from silobayes.protocols.statistics import StatisticsServer
+from silobayes.study import Study
 
 NOISE_STDDEV, PRIOR_STDDEV, DELTA, NUM_SILOS = 0.5, 5.0, 1e-5, 20
 # Three prior standard deviations and as many of the noise: a public bound of |y| for |x| <= 1.
 Y_BOUND = 3 * PRIOR_STDDEV + 3 * NOISE_STDDEV
-MODEL = LinearRegression(num_features=1, noise_stddev=NOISE_STDDEV, prior_stddev=PRIOR_STDDEV)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,48 +96,53 @@ CLIENT = {"rounds": 1, "steps": 1, "damping": 1.0, "step_size": 1.0}
 CLIENT_ROUNDS = {"rounds": 10, "steps": 1, "damping": 0.3, "step_size": 1.0}
 
 
-def settings_of(setting: Setting) -> Settings:
-    """The engine's settings; `clip_norm` is what the method clips (README)."""
-    clip_norm = setting.clip_norm
-    if setting.method == "gradient":
-        return Settings(privatise=Privatise.DP_OPTIMISATION, clip_norm=clip_norm, **GRADIENT)
-    if setting.method == "hybrid":
-        return Settings(privatise=Privatise.HYBRID, clip_norm=clip_norm, y_bound=Y_BOUND, **HYBRID)
-    if setting.method.startswith("client"):
-        trusted = AggregationSection(kind="trusted")  # type: ignore[arg-type]
-        privatise = Privatise.PARAMETER_PERTURBATION
-        rounds = CLIENT if setting.method == "client" else CLIENT_ROUNDS
-        return Settings(privatise=privatise, clip_norm=clip_norm, aggregation=trusted, **rounds)
-    one = {"rounds": 1, "steps": 1, "damping": 1.0, "step_size": 1.0}
-    return Settings(privatise=Privatise.SUFFICIENT_STATISTICS, y_bound=clip_norm, **one)
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "gradient": {"privatise": "dp_optimisation", **GRADIENT},
+    "hybrid": {"privatise": "hybrid", **HYBRID, "first_share": 0.5},
+    "client": {"privatise": "parameter_perturbation", **CLIENT},
+    "client, 10 rounds": {"privatise": "parameter_perturbation", **CLIENT_ROUNDS},
+    "noise-aware": {"privatise": "sufficient_statistics"},
+}
 
 
 @cache
-def _template(setting: Setting) -> AbstractMethod:
-    """The method on stand-in rows; its noise depends on their number only."""
-    silos = [Silo(name=str(k), x=np.zeros((setting.rows, 1)), y=np.zeros(setting.rows)) for k in range(NUM_SILOS)]
-    return build_method(MODEL, silos, settings_of(setting), setting.budget, 0)
+def study_of(setting: Setting) -> Study:
+    """The setting as a study; `clip_norm` is what the method clips (README)."""
+    protocol, y_bound, budget = _SECTIONS[setting.method], Y_BOUND, setting.budget
+    if setting.method == "noise-aware":
+        y_bound = setting.clip_norm
+    else:
+        protocol = protocol | {"clip_norm": setting.clip_norm}
+    privacy = {"epsilon": budget.epsilon, "delta": DELTA, "relation": "substitute", "unit": budget.unit.value}
+    return Study.from_dict(
+        {
+            "study": {"name": setting.method},
+            "data": {
+                "target": "y",
+                "target_bounds": [-y_bound, y_bound],
+                "bounds": {"x": [-1.0, 1.0]},
+                "intercept": False,
+                "public": ["rows"],
+            },
+            "model": {
+                "kind": "linear_regression",
+                "options": {"noise_stddev": NOISE_STDDEV, "prior_stddev": PRIOR_STDDEV},
+            },
+            "privacy": privacy,
+            "protocol": protocol,
+            "aggregation": {"kind": "trusted" if setting.method.startswith("client") else "none"},
+        }
+    )
 
 
-def _on(method: AbstractMethod, silos: Sequence[Silo]) -> AbstractMethod:
-    """The same method on these rows."""
-    slots = [silo.num_rows for silo in silos]
-    arrays = tuple((silo.x.astype(np.float64), silo.y.astype(np.float64)) for silo in silos)
-    if isinstance(method, HybridMethod):
-        first, then = _on(method.first, silos), _on(method.then, silos)
-        return dataclasses.replace(method, first=first, then=then)  # type: ignore[arg-type]
-    if isinstance(method, StatisticsMethod):
-        return dataclasses.replace(method, rows=arrays)
-    if isinstance(method, PVIMethod):
-        return dataclasses.replace(method, buckets=Buckets([(silo.x, silo.y) for silo in silos], slots))
-    assert isinstance(method, PerturbedMethod)
-    return dataclasses.replace(method, shards=shard_buckets(silos, [1] * len(silos), slots, 0))
+@cache
+def _plan(setting: Setting) -> Plan:
+    return planned.plan_for(study_of(setting), [setting.rows] * NUM_SILOS)
 
 
 def open_doors(budget: Budget, seed: int) -> list[Door]:
-    """Doors of a simulation: noise from a seed, accounts that only write down (the noise is calibrated beforehand)."""
-    entropies = [Entropy.not_private(1000 * seed + k) for k in range(NUM_SILOS)]
-    return [Door(FreeAccount(budget.relation, budget.unit), FreshDraws(entropy)) for entropy in entropies]
+    """Doors of a simulation."""
+    return [planned.open_door(budget, 1000 * seed + k) for k in range(NUM_SILOS)]
 
 
 def spent(doors: Sequence[Door], budget: Budget) -> float:
@@ -159,15 +156,11 @@ def fit(setting: Setting, silos: Sequence[Silo], doors: Sequence[Door]) -> dict[
     """Posteriors by the setting's method; the two analytic ones of silobayes share one release."""
     if setting.method == "thesis":
         return {"thesis": thesis_analytic(setting, silos, doors)}
-    method = _on(_template(setting), silos)
-    state = method.init()
-    while state.step < len(method.visits):
-        state = method.step(state, doors)
-    standard = method.solver.family.to_standard(method.eta(state))  # type: ignore[arg-type]
-    mean, stddev = (float(np.squeeze(part)) for part in standard)
-    answer = {setting.method: Gaussian(mean=mean, stddev=stddev)}
-    if setting.method == "noise-aware":
-        gram, cross = float(state.clients["gram"][0, 0]), float(state.clients["cross"][0])
+    plan = _plan(setting)
+    posterior, total = planned.run(study_of(setting), plan, silos, doors)
+    answer = {setting.method: Gaussian(mean=float(posterior.mean[0]), stddev=float(posterior.stddev[0]))}
+    if isinstance(plan.server, StatisticsServer):
+        gram, cross = (float(block[0]) for block in plan.server.query.read(total).blocks)
         answer["believed"] = natural(max(0.0, gram) / NOISE_STDDEV**2, cross / NOISE_STDDEV**2)
     return answer
 

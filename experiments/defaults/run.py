@@ -17,8 +17,8 @@ import silobayes
 from experiments.defaults import report
 from experiments.defaults.scan import FACTORS, METHODS, plan_of, rules_of
 from experiments.defaults.studies import STUDIES
-from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.fitting import read_inputs
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.study import Study
 
 
@@ -47,9 +47,9 @@ def run_one(study_name: str, name: str, constant: str, factor: float, seed: int)
     }
 
 
-def _settings(study: Study, frames: dict[str, Any]) -> Settings:
+def _settings(study: Study, frames: dict[str, Any]) -> Any:
     inputs = read_inputs(study, frames, model=None)
-    return resolve(study, PublicFacts.of(inputs.model, inputs.silos))
+    return settings_of(study, PublicFacts.of(inputs.model, [silo.num_rows for silo in inputs.silos]))
 
 
 def main() -> None:

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.defaults.studies import CORE, NETWORKS
-from silobayes.defaults import Settings
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 # The same noise as a secure sum, without its messages.
 _SUM = {"kind": "trusted"}
 
-Change = Callable[[Settings, float], dict[str, Any]]
+# Of a method's settings (see silobayes.plans.rules) and a factor: keys of [protocol].
+Change = Callable[[Any, float], dict[str, Any]]
 
 
-def _clip_norm(settings: Settings, factor: float) -> dict[str, Any]:
+def _clip_norm(settings: Any, factor: float) -> dict[str, Any]:
     """Of a perturbing method: the path."""
     norms = [norm * factor for norm in settings.clip_norms]
     return {"clip_norm": norms if len(norms) > 1 else norms[0]}
@@ -23,24 +23,24 @@ def _clip_norm(settings: Settings, factor: float) -> dict[str, Any]:
 def _scaled(key: str) -> Change:
     """The rule for the step size follows the others."""
 
-    def change(settings: Settings, factor: float) -> dict[str, Any]:
+    def change(settings: Any, factor: float) -> dict[str, Any]:
         value = getattr(settings, key) * factor
         return {key: max(1, round(value)) if key in ("rounds", "steps") else value}
 
     return change
 
 
-def _rounds_of_one_path(settings: Settings, factor: float) -> dict[str, Any]:
+def _rounds_of_one_path(settings: Any, factor: float) -> dict[str, Any]:
     return _scaled("rounds")(settings, factor) | _clip_norm(settings, 1 / factor)
 
 
-def _damping_of_one_path(settings: Settings, factor: float) -> dict[str, Any]:
+def _damping_of_one_path(settings: Any, factor: float) -> dict[str, Any]:
     """No more than all of a change is taken; the clip norm makes up for the rest."""
     damping = min(1.0, settings.damping * factor)
     return {"damping": damping} | _clip_norm(settings, settings.damping / damping)
 
 
-def _quadratic(settings: Settings, factor: float) -> dict[str, Any]:
+def _quadratic(settings: Any, factor: float) -> dict[str, Any]:
     linear, quadratic = settings.clip_norms
     return {"clip_norm": [linear, quadratic * factor]}
 

@@ -1,21 +1,14 @@
 """Do the intervals cover? Simulated studies in which the model is right: normal rows, coefficients from the prior."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
+from experiments import planned
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
-from silobayes.engines.planning import build_method
-from silobayes.models.linear_regression import LinearRegression
-from silobayes.privacy.door import Door, FreshDraws
-from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols.linreg import Bounds
-from silobayes.study import PosteriorKind, Privatise, ProtocolKind
-from silobayes.testing import FreeAccount
+from silobayes.study import Study
 
 SIZES = ((6, 3000), (12, 1500))
 CORRELATIONS = (0.0, 0.6)
@@ -58,31 +51,28 @@ def run(num_studies: int, delta: float) -> list[dict[str, Any]]:
 
 def _cell(studies: list, epsilon: float, delta: float, projection: bool) -> tuple[float, float]:
     dim = studies[0][0].shape[1]
-    settings = Settings(
-        kind=ProtocolKind.LINREG,
-        privatise=Privatise.SUFFICIENT_STATISTICS,
-        rounds=2 if projection else 1,
-        damping=1.0,
-        steps=1,
-        step_size=0.1,
-        posterior=PosteriorKind.FULL,
-        first_share=0.3,
-        projection=projection,
-        bounds=Bounds(features=(1.0,) * dim, target=TARGET_BOUND, projected=(True,) * dim, others_square=0.0),
+    study = Study.from_dict(
+        {
+            "study": {"name": "simulated"},
+            "data": {
+                "target": "y",
+                "target_bounds": [-TARGET_BOUND, TARGET_BOUND],
+                "bounds": {f"x{number}": [-1.0, 1.0] for number in range(dim)},
+                "intercept": False,
+                "public": ["rows"],
+            },
+            "model": {"kind": "linear_regression", "options": {"noise_stddev": RESIDUAL, "prior_stddev": 1.0}},
+            "privacy": {"epsilon": epsilon, "delta": delta, "relation": "substitute", "unit": "row"},
+            "protocol": {"kind": "linreg", "projection": projection} | ({"first_share": 0.3} if projection else {}),
+        }
     )
-    model = LinearRegression(num_features=dim, noise_stddev=RESIDUAL, prior_stddev=1.0)
     budget = Budget(epsilon=epsilon, delta=delta, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    silo = Silo(name="all", x=studies[0][0], y=studies[0][1])
-    planned = build_method(model, [silo], settings, budget, 0)
+    plan = planned.plan_for(study, [len(studies[0][1])])
     covered, errors = [], []
     for seed, (x, y, truth) in enumerate(studies):
-        method = dataclasses.replace(planned, rows=((x, y),))  # type: ignore[call-arg]
-        door = Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), FreshDraws(Entropy.not_private(seed)))
-        state = method.init()
-        while state.step < len(method.visits):
-            state = method.step(state, [door])
-        mean, covariance = method.solver.family.to_standard(method.eta(state))  # type: ignore[arg-type]
-        error = np.abs(np.asarray(mean) - truth)
-        covered.append(np.mean(error < 1.96 * np.sqrt(np.diag(np.asarray(covariance)))))
+        doors = [planned.open_door(budget, seed)]
+        posterior, _ = planned.run(study, plan, [Silo(name="all", x=x, y=y)], doors)
+        error = np.abs(posterior.mean - truth)
+        covered.append(np.mean(error < 1.96 * posterior.stddev))
         errors.append(error.mean())
     return float(f"{np.mean(covered):.3f}"), float(f"{np.mean(errors):.3f}")

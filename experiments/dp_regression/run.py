@@ -1,11 +1,9 @@
 """Run the experiment: `python -m experiments.dp_regression.run [--quick] [--seeds N]` writes results.json.
 
-Studies are planned and stepped as `silobayes.fit` does it, without run directories: thousands of fits would mostly
-write ledgers. Noise comes from seeds, so that the numbers can be repeated: it protects nobody.
+Studies are planned and run as `silobayes.fit` does it, without run directories (`experiments.planned`).
 """
 
 import argparse
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -14,19 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments import planned
 from experiments.dp_regression import coverage, report
 from experiments.dp_regression.studies import DATA_SETS, DELTA, NON_PRIVATE, VARIANTS, DataSet, Variant, split, study_of
 from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, resolve
-from silobayes.engines.fitting import build_model
-from silobayes.engines.methods import AbstractMethod
-from silobayes.engines.planning import build_method
 from silobayes.privacy.accounting import price
-from silobayes.privacy.door import Door, FreshDraws
-from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.testing import FreeAccount
 
 HERE = Path(__file__).parent
 # The grid, delta and 25 repetitions of the paper's code.
@@ -89,40 +81,23 @@ def fit_all(
     """The errors of all splits, and what one run costs."""
     study = study_of(data, variant, epsilon)
     x, y, _ = study.encoding.encode(frame, data.name)
-    model = build_model(study, x.shape[1])
     budget, spent, errors = None, None, []
     if variant.is_private:
         budget = Budget(epsilon=epsilon, delta=DELTA, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    method: AbstractMethod | None = None
+    # Splits have equal sizes, hence equal plans.
+    rows = [len(part) for part in np.array_split(split(len(y), 0)[0], variant.num_silos)]
+    plan = planned.plan_for(study, rows)
+    if budget is not None:
+        spent = max(price(e, relation=budget.relation, delta=DELTA).epsilon for e in plan.total_events)
+        assert spent <= epsilon, "a plan keeps its budget"
     for seed in range(num_splits):
         train, test = split(len(y), seed)
         parts = np.array_split(train, variant.num_silos)
         silos = [Silo(name=str(m), x=x[part], y=y[part]) for m, part in enumerate(parts)]
-        # Splits have equal sizes, hence equal noise; but a secure sum runs once, and without noise rows are everything.
-        if method is None or method.aggregator is not None or budget is None:
-            settings = resolve(study, PublicFacts.of(model, silos))
-            method = build_method(model, silos, settings, budget, 0, study_hash=study.hash)
-        else:
-            rows = tuple((silo.x.astype(np.float64), silo.y.astype(np.float64)) for silo in silos)
-            method = dataclasses.replace(method, rows=rows)  # type: ignore[call-arg]
-        if budget is not None and spent is None:
-            spent = max(price(e, relation=budget.relation, delta=DELTA).epsilon for e in method.total_events())
-            assert spent <= epsilon, "a plan keeps its budget"
-        doors = [] if budget is None else open_doors(variant.num_silos, seed)
-        state = method.init()
-        while state.step < len(method.visits):
-            state = method.step(state, doors)
-        mean = np.asarray(method.solver.family.to_standard(method.eta(state)).mean)  # type: ignore[arg-type]
-        errors.append(data.unit * float(np.mean(np.abs(y[test] - x[test] @ mean))))
+        doors = [] if budget is None else [planned.open_door(budget, 1000 * seed + m) for m in range(len(silos))]
+        posterior, _ = planned.run(study, plan, silos, doors)
+        errors.append(data.unit * float(np.mean(np.abs(y[test] - x[test] @ posterior.mean))))
     return errors, spent
-
-
-def open_doors(count: int, seed: int) -> list[Door]:
-    """One door per silo, with noise from a seed."""
-    return [
-        Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), FreshDraws(Entropy.not_private(1000 * seed + m)))
-        for m in range(count)
-    ]
 
 
 if __name__ == "__main__":

@@ -4,30 +4,32 @@ import dataclasses
 import json
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.linreg import ProjectedRegressionMethod
-from silobayes.engines.planning import build_method
 
 import silobayes
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
+from silobayes.engines.loop import run
+from silobayes.engines.parties import LocalParties
+from silobayes.inference.projection import Bounds
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.plans.rules import Limits, PublicFacts, settings_of
 from silobayes.privacy.accounting import price
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols.linreg import Bounds
-from silobayes.secure.sums import PlainSum
-from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind, Study
+from silobayes.protocols.linreg import ProjectionServer
+from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Study
 from silobayes.testing import FreeAccount, PrivacyViolation, check_method, neighbours
+from tests.engines.harness import Privatise, ProtocolKind, Run, Settings, plan_for
 
-DIM, MAX_ROWS, PAIRS = 3, 24, 64
+DIM, MAX_ROWS = 3, 24
 MODEL = LinearRegression(num_features=DIM, noise_stddev=0.3, prior_stddev=2.0)
 BOUNDS = Bounds(features=(1.5, 1.0, 1.0), target=2.0, projected=(True, True, False), others_square=1.0)
 PROJECTED = Settings(
@@ -76,18 +78,6 @@ def silo_of(rows, name: str = "a") -> SimpleNamespace:
     return SimpleNamespace(name=name, x=rows["x"], y=rows["y"], persons=None, num_rows=len(rows["y"]), num_features=DIM)
 
 
-def run(method, doors):
-    state, seen = method.init(), []
-    while state.step < len(method.visits):
-        state = method.step(state, doors)
-        seen.append((state.server.eta_q, state.clients))
-    return state, seen
-
-
-def standard(method, state):
-    return [np.asarray(part, float) for part in method.solver.family.to_standard(method.eta(state))]
-
-
 def doors_of(count: int, seed: int = 0, relation: Relation = Relation.SUBSTITUTE) -> list[Door]:
     return [
         Door(FreeAccount(relation, Unit.ROW), FreshDraws(Entropy.not_private(seed * 100 + m))) for m in range(count)
@@ -95,50 +85,36 @@ def doors_of(count: int, seed: int = 0, relation: Relation = Relation.SUBSTITUTE
 
 
 @cache
-def planned(name: str, relation: Relation):
-    silos = [silo_of(rows_of(np.random.default_rng(9), 20))] * 3
-    return build_method(MODEL, silos, SETTINGS[name], budget_of(relation), 0, max_rows=[MAX_ROWS] * 3)
+def others():
+    return rows_of(np.random.default_rng(9), 20)
 
 
-def reusable(method):
-    """With plain sums: a secure sum of one index runs once ever."""
-
-    def plain(one):
-        if one is None or one.aggregator is None:
-            return one
-        sums = PlainSum(num_clients=3, colluding=0)
-        return dataclasses.replace(one, aggregator=dataclasses.replace(one.aggregator, sums=sums))
-
-    if not isinstance(method, ProjectedRegressionMethod):
-        return method
-    return dataclasses.replace(method, first=plain(method.first), second=plain(method.second))
-
-
-def method_of(name: str, relation: Relation):
-    """The rows of the first of three silos change; what they know of the other two never does."""
-    template, others = reusable(planned(name, relation)), rows_of(np.random.default_rng(9), 20)
-
-    def method(rows, door):
-        own = tuple((np.asarray(part["x"]), np.asarray(part["y"])) for part in (rows, others, others))
-        state, seen = run(dataclasses.replace(template, rows=own), [door] * 3)
-        return [seen, template.eta(state)]  # boxes are public, so they are compared too
-
-    return method
+@cache
+def finished(name: str) -> Run:
+    """A run over three silos with the same noise for all kinds of sums."""
+    silos, settings = [silo_of(others())] * 3, SETTINGS[name]
+    # Rows that publish themselves are counted by everybody; of others a bound may be all that is public.
+    max_rows = None if settings.privatise is Privatise.INPUT_PERTURBATION else [MAX_ROWS] * 3
+    return Run(MODEL, silos, settings, budget_of(), doors=doors_of(3, seed=5), max_rows=max_rows).finish()
 
 
 def make_rows(rng):
     return rows_of(rng, MAX_ROWS - int(rng.integers(4)), size=10.0 ** rng.uniform(-1, 1))
 
 
-def test_thresholds_from_rows_are_caught(monkeypatch):
+def test_thresholds_from_rows_are_caught():
     """Standard deviations that go around the door change the box, and with it everything."""
-    template, others = planned("projection", Relation.SUBSTITUTE), rows_of(np.random.default_rng(9), 20)
+    plan = finished("projection").plan
 
     def method(rows, door):
-        own = tuple((np.asarray(part["x"]), np.asarray(part["y"])) for part in (rows, others, others))
         bounds = dataclasses.replace(BOUNDS, target=float(np.nanstd(np.clip(rows["y"], -9, 9)) + 0.1))
-        state, _ = run(dataclasses.replace(template, rows=own, bounds=bounds), [door] * 3)
-        return template.eta(state)
+        silos: tuple[Any, ...] = plan.silos
+        server: Any = dataclasses.replace(plan.server, bounds=bounds)
+        roles = tuple(dataclasses.replace(silo, bounds=bounds) for silo in silos)
+        wrong = dataclasses.replace(plan, silos=roles, server=server)
+        tables: list[Any] = [silo_of(rows), silo_of(others()), silo_of(others())]
+        parties = LocalParties(wrong, tables, lambda silo, visit: door, PROJECTED.aggregation)
+        return server.posterior(run(wrong, parties, server.init(), 0, lambda visit, state: None)).eta
 
     with pytest.raises(PrivacyViolation):
         check_method(method, neighbours(np.random.default_rng(1), make_rows, Relation.SUBSTITUTE, 40))
@@ -146,22 +122,21 @@ def test_thresholds_from_rows_are_caught(monkeypatch):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_two_sums_cost_the_budget_and_the_first_its_share(name):
-    method = planned(name, Relation.SUBSTITUTE)
+    plan = finished(name).plan
     known = {"relation": Relation.SUBSTITUTE, "delta": 1e-5}
-    events = method.events(0, len(method.visits))
+    events = plan.events(0)
     assert 4.999 < price(events, **known).epsilon <= 5.0
-    assert method.events(0, 0) == ()
+    assert plan.events(0, 0) == ()
     if len(events) == 2:
-        assert method.events(0, 1) == events[:1]
+        assert plan.events(0, 1) == events[:1]
         assert 0.3 * 4.999 < price(events[:1], **known).epsilon <= 0.3 * 5.0
 
 
 def test_what_is_paid_is_what_is_charged():
     for name in SETTINGS:
-        method, doors = reusable(planned(name, Relation.SUBSTITUTE)), doors_of(3)
-        run(method, doors)
-        for client, door in enumerate(doors):
-            assert tuple(door.account.charged) == method.events(client, len(method.visits)), name
+        done = finished(name)
+        for door, events in zip(done.doors, done.plan.total_events, strict=True):
+            assert tuple(door.account.charged) == events, name
 
 
 @pytest.mark.parametrize(
@@ -177,9 +152,7 @@ def test_with_a_huge_budget_it_is_the_exact_posterior(settings, epsilon):
         x[:, 2] = 1.0
         y = x @ np.array([0.6, -0.4, 0.2]) + 0.3 * rng.uniform(-1.7, 1.7, size=2000)
         silos.append(Silo(name=str(m), x=x, y=y))
-    method = build_method(MODEL, silos, settings, budget_of(epsilon=epsilon), 0)
-    state, _ = run(method, doors_of(3))
-    mean, covariance = standard(method, state)
+    mean, covariance = Run(MODEL, silos, settings, budget_of(epsilon=epsilon), doors=doors_of(3)).finish().standard
     x, y = (np.concatenate([getattr(silo, key) for silo in silos]).astype(float) for key in ("x", "y"))
     exact = np.linalg.inv(x.T @ x / 0.3**2 + np.eye(DIM) / 2.0**2)
     np.testing.assert_allclose(mean, exact @ x.T @ y / 0.3**2, atol=0.2 * np.sqrt(exact.max()))
@@ -187,24 +160,21 @@ def test_with_a_huge_budget_it_is_the_exact_posterior(settings, epsilon):
 
 
 def test_every_sum_gives_the_same_answer_with_the_same_noise():
-    names = [f"projection, {kind}" for kind in ("trusted", "secret_sharing", "pairwise_masks")]
-    answers = []
-    for name in names:
-        method = planned.__wrapped__(name, Relation.SUBSTITUTE)
-        answers.append(run(method, doors_of(3, seed=5))[0])
-    for other in answers[1:]:
-        np.testing.assert_array_equal(answers[0].server.eta_q.linear, other.server.eta_q.linear)
-        np.testing.assert_array_equal(answers[0].clients["box"], other.clients["box"])
+    first, *rest = (finished(f"projection, {kind}").state for kind in ("trusted", "secret_sharing", "pairwise_masks"))
+    for other in rest:
+        np.testing.assert_array_equal(first.eta_q.linear, other.eta_q.linear)
+        np.testing.assert_array_equal(first.box, other.box)
 
 
 def test_a_sum_over_silos_has_the_noise_of_one_and_single_silos_have_that_of_all():
     """Ten silos: with shares one of ten noises too many (M - 1 of M), without them ten of one."""
     silos = [silo_of(rows_of(np.random.default_rng(m), 20), str(m)) for m in range(10)]
-    alone, summed = (
-        build_method(MODEL, silos, over(kind, PLAIN), budget_of(), 0)
-        for kind in (AggregationKind.NONE, AggregationKind.TRUSTED)
-    )
-    noise = [method.second.noise_std(1.0, 10) for method in (alone, summed)]
+    noise = []
+    for kind in (AggregationKind.NONE, AggregationKind.TRUSTED):
+        server = plan_for(MODEL, silos, over(kind, PLAIN), budget_of()).server
+        assert isinstance(server, ProjectionServer)
+        noise += server.moments.noise_of(range(10))
+        assert server.moments_noise == noise[-1]
     assert noise[0] / noise[1] == pytest.approx(3.0, rel=0.01)
 
 
@@ -269,14 +239,15 @@ def test_a_study_without_privacy_is_exact(tmp_path):
 
 def test_bounds_of_a_study_are_those_of_its_encoding():
     study = Study.from_dict(changed())
-    settings = resolve(study, PublicFacts(silo_rows=(10,), num_parameters=6))
-    assert settings.bounds == Bounds(
+    settings = settings_of(study, PublicFacts(silo_rows=(10,), num_parameters=6))
+    bounds = Limits.of(study).bounds
+    assert bounds == Bounds(
         features=(1.0,) * 6, target=2.0, projected=(True, True, False, False, False, False), others_square=2.0
     )
     assert (settings.rounds, settings.first_share, settings.projection) == (2, 0.3, True)
     x = study.encoding.encode_features(next(iter(frames().values())))
-    assert np.all(np.abs(x) <= np.array(settings.bounds.features))
-    assert np.max(np.sum(np.square(x[:, 2:]), axis=1)) <= settings.bounds.others_square
+    assert np.all(np.abs(x) <= np.array(bounds.features))
+    assert np.max(np.sum(np.square(x[:, 2:]), axis=1)) <= bounds.others_square
 
 
 @pytest.mark.parametrize(
@@ -322,7 +293,7 @@ def test_unknown_noise_and_other_models_are_refused(tmp_path):
     assert refusal.value.key == "protocol.kind"
     silos = [silo_of(rows_of(np.random.default_rng(0), 9))]
     with pytest.raises(InvalidInput) as refusal:
-        build_method(LogisticRegression(num_features=DIM), silos, PROJECTED, budget_of(), 0)
+        plan_for(LogisticRegression(num_features=DIM), silos, PROJECTED, budget_of())
     assert refusal.value.key == "protocol.kind"
 
 
@@ -330,8 +301,8 @@ def test_settings_without_bounds_are_refused():
     silos = [silo_of(rows_of(np.random.default_rng(0), 9))]
     for bounds in (None, dataclasses.replace(BOUNDS, features=(1.0,))):
         with pytest.raises(InvalidInput) as refusal:
-            build_method(MODEL, silos, dataclasses.replace(PROJECTED, bounds=bounds), budget_of(), 0)
-        assert refusal.value.key == "settings.bounds"
+            plan_for(MODEL, silos, dataclasses.replace(PROJECTED, bounds=bounds), budget_of())
+        assert refusal.value.key == "limits.bounds"
 
 
 def test_a_run_that_stopped_between_the_sums_goes_on_with_its_thresholds(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from experiments.adult.methods import METHODS as REAL_METHODS
 from experiments.data import folder
 from experiments.defaults import confirm, report, run, scan, studies
-from silobayes.defaults import PublicFacts, resolve
 
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.study import encode_silos
 
 needs_data = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def test_a_changed_path_is_the_only_one_that_is_longer():
     place = studies.STUDIES["few 2,000 / 3 / 1"]
     method = scan.METHODS["virtual clients"]
     plan = place.study(0, is_private=True, protocol=method.protocol, aggregation={})
-    rules = resolve(plan, PublicFacts(silo_rows=(600,) * 3, num_parameters=5))
+    rules = settings_of(plan, PublicFacts(silo_rows=(600,) * 3, num_parameters=5))
     for factor in scan.FACTORS:
         for name, change in method.constants.items():
             values = dataclasses.asdict(rules) | change(rules, factor)

@@ -1,5 +1,8 @@
 """PVI against closed forms and its own invariants; solves are exact here, so nothing hides behind an optimiser."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -7,21 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian
+from silobayes.inference.layouts import RowSlots
+from silobayes.inference.solvers import LocalOptimum
+from silobayes.models.linear_regression import LinearRegression
+from silobayes.privacy.queries import OpenSum, Total
 from silobayes.protocols import pvi
-from silobayes.protocols.schedule import Schedule, visits
+from silobayes.protocols.etas import to_host
+from silobayes.protocols.roles import Seat
+from silobayes.protocols.schedule import Schedule, numbered, visits
 
 DIM, NOISE, PRIOR_STDDEV = 3, 0.5, 2.0
 FULL = FullGaussian(dimension=DIM)
 FIELD = MeanFieldGaussian(event_shape=(DIM,))
+LOCAL = LocalOptimum(
+    model=LinearRegression(num_features=DIM, noise_stddev=NOISE, prior_stddev=PRIOR_STDDEV),
+    family=FULL,
+    floor=1e-3,
+    num_steps=1,
+    step_size=np.float32(1.0),  # type: ignore[arg-type]
+)
+
+# What a silo's new factor is: (silo, cavity) -> factor.
+Find = Callable[[int, FullGaussianEta], FullGaussianEta]
 
 
 def prior() -> FullGaussianEta:
-    return pvi.to_host(FullGaussianEta(linear=np.zeros(DIM), quadratic=-0.5 * np.eye(DIM) / PRIOR_STDDEV**2))
+    return to_host(FullGaussianEta(linear=np.zeros(DIM), quadratic=-0.5 * np.eye(DIM) / PRIOR_STDDEV**2))
 
 
-def regression(num_clients: int, seed: int = 0):
+def regression(num_silos: int, seed: int = 0):
     rng = np.random.default_rng(seed)
-    x = [rng.normal(size=(int(rng.integers(5, 30)), DIM)) for _ in range(num_clients)]
+    x = [rng.normal(size=(int(rng.integers(5, 30)), DIM)) for _ in range(num_silos)]
     return [(rows, rows @ np.array([1.0, -2.0, 0.5]) + NOISE * rng.normal(size=len(rows))) for rows in x]
 
 
@@ -29,38 +48,47 @@ def factor(x, y) -> FullGaussianEta:
     return FullGaussianEta(linear=x.T @ y / NOISE**2, quadratic=-0.5 * x.T @ x / NOISE**2)
 
 
-def stacked(trees):
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+def made_visits(schedule: Schedule, num_silos: int, num_rounds: int, seed: int):
+    chosen = 2 if schedule is Schedule.SAMPLED else None
+    known: dict[str, Any] = {"num_silos": num_silos, "num_rounds": num_rounds, "silos_per_round": chosen}
+    return numbered(visits(schedule, **known, seed=seed))
 
 
-def exact_refit(data):
-    """The factors of a conjugate model, whatever the cavity is: the likelihoods."""
-    factors = stacked([factor(x, y) for x, y in data])
-    return lambda eta_cavity, eta_q: factors
-
-
-def run(schedule, data, *, num_rounds, damping, order=None):
-    """Steps one client at a time except under synchronous schedules; returns server, clients and every q on the way."""
-    num_clients = len(data)
-    server, clients = pvi.init_server(prior()), pvi.init_clients(FULL, num_clients)
-    history = [server.eta_q]
-    steps = visits(
-        schedule,
-        num_clients=num_clients,
-        num_rounds=num_rounds,
-        clients_per_round=2 if schedule is Schedule.SAMPLED else None,
-        seed=1,
+def states(schedule, num_silos, find: Find, *, num_rounds, damping, seed=1) -> Iterator[tuple[Any, list[Any]]]:
+    """The server's state and the silos' factors before the first visit and after each, one silo after the other."""
+    steps = made_visits(schedule, num_silos, num_rounds, seed)
+    silo = pvi.PVISilo(solve=pvi.Refit(local=LOCAL), damping=damping, query=OpenSum())
+    server = pvi.PVIServer(
+        local=LOCAL,
+        query=OpenSum(),
+        names=tuple("abc"),
+        eta_p=prior(),
+        first_start=None,
+        damping=damping,
+        seed=0,
+        num_visits=len(steps),
+        averages=False,
+        is_private=False,
     )
+    seats = [Seat(index=m, size=1, layout=RowSlots(slots=1)) for m in range(num_silos)]
+    state, owns = server.init(), [silo.init(seat) for seat in seats]
+    yield state, owns
     for visit in steps:
-        at = list(visit.clients) if order is None else [order[m] for m in visit.clients]
-        down = pvi.Broadcast(eta_q=history[max(0, len(history) - 1 - visit.lag)])
-        chosen = jax.tree.map(lambda leaf, at=at: leaf[at], clients)
-        new, ups = pvi.client_step(chosen, down, exact_refit([data[m] for m in at]), damping=damping)
-        for leaf, fresh in zip(jax.tree.leaves(clients), jax.tree.leaves(new), strict=True):
-            leaf[at] = fresh
-        server = pvi.server_step(server, pvi.plain_sum(ups))
-        history.append(server.eta_q)
-    return server, clients, history
+        down = server.down(state, visit)
+        found = {m: find(m, down.eta_q - owns[m].eta_t) for m in visit.silos}
+        replies = {m: silo.reply(None, seats[m], owns[m], down, found[m]) for m in visit.silos}
+        payload = np.sum([message.payload for _, message in replies.values()], axis=0)
+        merged = server.merge(state, visit, Total(payload=payload, members=visit.silos))
+        assert merged.counted
+        state, owns = merged.state, [replies[m][0] if m in replies else own for m, own in enumerate(owns)]
+        yield state, owns
+
+
+def etas(schedule, data, *, num_rounds, damping) -> list[FullGaussianEta]:
+    """Every q on the way, for a conjugate model: factors are likelihoods, whatever the cavity is."""
+    factors = [factor(x, y) for x, y in data]
+    made = states(schedule, len(data), lambda m, _: factors[m], num_rounds=num_rounds, damping=damping)
+    return [state.eta_q for state, _ in made]
 
 
 def exact_posterior(data) -> FullGaussianEta:
@@ -72,74 +100,57 @@ def assert_close(a, b, rtol):
         np.testing.assert_allclose(left, right, rtol=rtol, atol=rtol * np.abs(right).max())
 
 
-@pytest.mark.parametrize("num_clients", [1, 2, 7, 40])
-def test_for_conjugate_models_one_synchronous_undamped_pass_is_the_exact_posterior(num_clients):
-    data = regression(num_clients)
-    server, _, _ = run(Schedule.SYNCHRONOUS, data, num_rounds=1, damping=1.0)
-    assert_close(server.eta_q, exact_posterior(data), 1e-12)
+@pytest.mark.parametrize("num_silos", [1, 2, 7, 40])
+def test_for_conjugate_models_one_synchronous_undamped_pass_is_the_exact_posterior(num_silos):
+    data = regression(num_silos)
+    assert_close(etas(Schedule.SYNCHRONOUS, data, num_rounds=1, damping=1.0)[-1], exact_posterior(data), 1e-12)
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_every_schedule_converges_to_the_exact_posterior_of_a_conjugate_model(schedule):
     data = regression(4)
-    server, _, _ = run(schedule, data, num_rounds=120, damping=0.5)
-    assert_close(server.eta_q, exact_posterior(data), 1e-6)
+    assert_close(etas(schedule, data, num_rounds=120, damping=0.5)[-1], exact_posterior(data), 1e-6)
 
 
 def test_one_sequential_pass_is_streaming_vb():
     data = regression(5)
-    server, _, history = run(Schedule.SEQUENTIAL, data, num_rounds=1, damping=1.0)
-    assert_close(server.eta_q, exact_posterior(data), 1e-12)
+    history = etas(Schedule.SEQUENTIAL, data, num_rounds=1, damping=1.0)
+    assert_close(history[-1], exact_posterior(data), 1e-12)
     assert_close(history[2], factor(*data[0]) + factor(*data[1]) + prior(), 1e-12)
 
 
 @given(
     schedule=st.sampled_from(list(Schedule)),
     damping=st.floats(0.05, 1.0),
-    num_clients=st.integers(2, 6),
+    num_silos=st.integers(2, 6),
     seed=st.integers(0, 1000),
 )
-def test_eta_q_is_the_prior_plus_the_sum_of_factors_after_every_step(schedule, damping, num_clients, seed):
+def test_eta_q_is_the_prior_plus_the_sum_of_factors_after_every_visit(schedule, damping, num_silos, seed):
     """For any solver whatever: the identity is one of the protocol, not of the optimum."""
     rng = np.random.default_rng(seed)
-    eta_p = prior()
-    server, clients = pvi.init_server(eta_p), pvi.init_clients(FULL, num_clients)
-    history = [server.eta_q]
-    steps = visits(
-        schedule,
-        num_clients=num_clients,
-        num_rounds=3,
-        clients_per_round=2 if schedule is Schedule.SAMPLED else None,
-        seed=seed,
-    )
-    for visit in steps:
-        at = list(visit.clients)
-        chosen = jax.tree.map(lambda leaf, at=at: leaf[at], clients)
-        down = pvi.Broadcast(eta_q=history[max(0, len(history) - 1 - visit.lag)])
 
-        def refit(eta_cavity, eta_q):
-            return jax.tree.map(lambda value: value + 10 * rng.normal(size=value.shape), eta_cavity)
+    def find(silo, eta_cavity):
+        return jax.tree.map(lambda value: value + 10 * rng.normal(size=value.shape), eta_cavity)
 
-        new, ups = pvi.client_step(chosen, down, refit, damping=damping)
-        for leaf, fresh in zip(jax.tree.leaves(clients), jax.tree.leaves(new), strict=True):
-            leaf[at] = fresh
-        server = pvi.server_step(server, pvi.plain_sum(ups))
-        history.append(server.eta_q)
-        total = jax.tree.map(lambda leaf: leaf.sum(axis=0), clients.eta_t)
-        assert_close(server.eta_q, eta_p + total, 1e-12)
-    assert server.round_index == len(steps)
+    made = states(schedule, num_silos, find, num_rounds=3, damping=damping, seed=seed)
+    for number, (state, owns) in enumerate(made):
+        total = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *(own.eta_t for own in owns))
+        assert_close(state.eta_q, prior() + total, 1e-12)
+        assert (state.num_visits, state.num_counted) == (number, number)
+    assert number == len(made_visits(schedule, num_silos, 3, seed))
 
 
-def test_permuting_clients_changes_nothing():
+def test_permuting_silos_changes_nothing():
     data = regression(6)
-    server, _, _ = run(Schedule.SYNCHRONOUS, data, num_rounds=3, damping=0.3)
     order = np.random.default_rng(2).permutation(6)
-    permuted, _, _ = run(Schedule.SYNCHRONOUS, [data[k] for k in order], num_rounds=3, damping=0.3)
-    assert_close(server.eta_q, permuted.eta_q, 1e-12)
+    ordered, permuted = (
+        etas(Schedule.SYNCHRONOUS, own, num_rounds=3, damping=0.3)[-1] for own in (data, [data[k] for k in order])
+    )
+    assert_close(ordered, permuted, 1e-12)
 
 
 def test_a_usable_posterior_is_proper_and_leaves_the_raw_sum_alone():
-    eta_p = pvi.to_host(FIELD.from_standard(mean=np.zeros(DIM), stddev=np.full(DIM, 2.0)))
+    eta_p = to_host(FIELD.from_standard(mean=np.zeros(DIM), stddev=np.full(DIM, 2.0)))
     floor = pvi.precision_floor(eta_p)
     assert floor == pytest.approx(0.5 * 0.25)
     raw = eta_p - 3.0 * eta_p

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from silobayes.inference import projection
 from silobayes.privacy.clipping import clip, psd
 from silobayes.privacy.relation import Relation
-from silobayes.protocols import linreg
 
 DIM, NUM_ROWS, RESIDUAL, PRIOR = 6, 3000, 0.5, 1.0
-BOUNDS = linreg.Bounds(features=(1.0,) * DIM, target=3.0, projected=(True,) * DIM, others_square=0.0)
+BOUNDS = projection.Bounds(features=(1.0,) * DIM, target=3.0, projected=(True,) * DIM, others_square=0.0)
 # Two numbers, a column of three categories, an intercept.
-MIXED = linreg.Bounds(
+MIXED = projection.Bounds(
     features=(2.0, 0.5, 1.0, 1.0, 1.0, 1.0),
     target=4.0,
     projected=(True, True, False, False, False, False),
@@ -61,24 +61,24 @@ def test_rows_within_their_thresholds_are_not_clipped_any_further(bounds):
     if not all(bounds.projected):
         corner[[2, 5]] = 1.0  # one category and the intercept
     x, y = corner[None], np.array([bounds.target])
-    squares = value_of(linreg.bounded_squares(x, y, bounds))
+    squares = value_of(projection.bounded_squares(x, y, bounds))
     np.testing.assert_allclose(squares, 0.5, rtol=1e-4)
-    moments = value_of(linreg.bounded_moments(x, y, bounds.all, bounds))
+    moments = value_of(projection.bounded_moments(x, y, bounds.all, bounds))
     assert np.linalg.norm(moments) == pytest.approx(bounds.moment_norm, rel=1e-4)
-    row = value_of(linreg.bounded_rows(x, y, bounds))
+    row = value_of(projection.bounded_rows(x, y, bounds))
     assert np.linalg.norm(row) == pytest.approx(np.sqrt(bounds.largest_square + 1), rel=1e-4)
 
 
 def test_without_noise_the_standard_deviations_are_those_of_the_rows():
     x, y, _ = simulated(1)
-    released = value_of(linreg.bounded_squares(x, y, BOUNDS))
+    released = value_of(projection.bounded_squares(x, y, BOUNDS))
     expected = np.sqrt(np.mean(np.square(np.column_stack([np.clip(x, -1, 1), np.clip(y, -3, 3)])), axis=0))
-    np.testing.assert_allclose(linreg.marginal_stds(released, 1e-9, NUM_ROWS, BOUNDS), expected, rtol=1e-4)
+    np.testing.assert_allclose(projection.marginal_stds(released, 1e-9, NUM_ROWS, BOUNDS), expected, rtol=1e-4)
 
 
 def test_a_moment_below_its_noise_is_raised_to_it():
     released = np.full(DIM + 1, -0.7 * NUM_ROWS)  # far below what squares can be
-    stds = linreg.marginal_stds(released, 30.0, NUM_ROWS, BOUNDS)
+    stds = projection.marginal_stds(released, 30.0, NUM_ROWS, BOUNDS)
     noise = 30.0 / NUM_ROWS
     np.testing.assert_allclose(stds[:-1], np.sqrt(noise / np.sqrt(DIM)))  # all of them are alike: their mean's noise
     assert stds[-1] == pytest.approx(3.0 * np.sqrt(noise))
@@ -90,22 +90,22 @@ def test_moments_are_shrunk_as_far_as_noise_explains_their_differences():
     errors = []
     for _ in range(200):
         released = truth - NUM_ROWS / 2 + noise_std * rng.normal(size=DIM + 1)
-        stds = linreg.marginal_stds(released, noise_std, NUM_ROWS, BOUNDS)
+        stds = projection.marginal_stds(released, noise_std, NUM_ROWS, BOUNDS)
         errors.append(np.mean((stds[:-1] ** 2 * NUM_ROWS - truth) ** 2))
     assert np.mean(errors) < 0.5 * noise_std**2
 
 
 def test_thresholds_stay_within_the_bounds_and_categories_keep_theirs():
-    wide = linreg.Projection(features=100.0, target=100.0, bias=0.0)
-    narrow = linreg.Projection(features=0.5, target=2.0, bias=0.0)
+    wide = projection.Projection(features=100.0, target=100.0, bias=0.0)
+    narrow = projection.Projection(features=0.5, target=2.0, bias=0.0)
     stds = np.array([0.4, 0.1, 1, 1, 1, 1, 1.2])
-    np.testing.assert_allclose(linreg.thresholds(stds, wide, MIXED), MIXED.all)
-    np.testing.assert_allclose(linreg.thresholds(stds, narrow, MIXED), [0.2, 0.05, 1, 1, 1, 1, 2.4])
+    np.testing.assert_allclose(projection.thresholds(stds, wide, MIXED), MIXED.all)
+    np.testing.assert_allclose(projection.thresholds(stds, narrow, MIXED), [0.2, 0.05, 1, 1, 1, 1, 2.4])
 
 
 def test_more_noise_asks_for_narrower_thresholds_and_none_for_wide_ones():
     known = {"std_error": 1e-6, "prior_precision": 1.0}
-    found = [linreg.search(NUM_ROWS, BOUNDS, noise, **known) for noise in (1e-6, 3.0, 100.0)]
+    found = [projection.search(NUM_ROWS, BOUNDS, noise, **known) for noise in (1e-6, 3.0, 100.0)]
     assert found[0].features >= 2.1
     assert found[0].target >= 2.1
     assert found[0].features > found[1].features > found[2].features
@@ -115,7 +115,7 @@ def test_more_noise_asks_for_narrower_thresholds_and_none_for_wide_ones():
 
 def test_wrong_standard_deviations_ask_for_wider_thresholds():
     narrow, wide = (
-        linreg.search(NUM_ROWS, BOUNDS, 100.0, std_error=error, prior_precision=1.0) for error in (1e-6, 0.125)
+        projection.search(NUM_ROWS, BOUNDS, 100.0, std_error=error, prior_precision=1.0) for error in (1e-6, 0.125)
     )
     assert wide.features > narrow.features
 
@@ -128,8 +128,8 @@ def test_without_noise_and_within_the_box_it_is_the_exact_posterior(bounds):
         x[:, 2:5] = np.eye(3)[rng.integers(3, size=500)]
         x[:, 5] = 1.0
     y = np.clip(x @ (0.2 * rng.normal(size=DIM)) + 0.3 * rng.normal(size=500), -bounds.target, bounds.target)
-    released = value_of(linreg.bounded_moments(x, y, bounds.all, bounds))
-    answer = linreg.posterior(released, 1e-6, bounds.all, bounds, bias=0.0, residual_stddev=0.3, prior_stddev=2.0)
+    released = value_of(projection.bounded_moments(x, y, bounds.all, bounds))
+    answer = projection.posterior(released, 1e-6, bounds.all, bounds, bias=0.0, residual_stddev=0.3, prior_stddev=2.0)
     covariance = np.linalg.inv(x.T @ x / 0.3**2 + np.eye(DIM) / 2.0**2)
     np.testing.assert_allclose(answer.covariance, covariance, rtol=0.02, atol=0.01 * covariance.max())
     np.testing.assert_allclose(answer.mean, covariance @ x.T @ y / 0.3**2, atol=2e-3)
@@ -151,17 +151,17 @@ def test_intervals_cover_whatever_the_search_chose(noise_multiplier, correlation
     for seed in range(80):
         x, y, truth = simulated(seed, correlation)
         rng = np.random.default_rng([seed, 1])
-        squares = value_of(linreg.bounded_squares(x, y, BOUNDS))
-        stds = linreg.marginal_stds(
+        squares = value_of(projection.bounded_squares(x, y, BOUNDS))
+        stds = projection.marginal_stds(
             squares + first_noise * rng.normal(size=squares.size), first_noise, NUM_ROWS, BOUNDS
         )
-        chosen = linreg.choose_projection(stds, first_noise, second_noise, NUM_ROWS, BOUNDS, PRIOR)
-        box = linreg.thresholds(stds, chosen, BOUNDS)
-        moments = value_of(linreg.bounded_moments(x, y, box, BOUNDS))
+        chosen = projection.choose_projection(stds, first_noise, second_noise, NUM_ROWS, BOUNDS, PRIOR)
+        box = projection.thresholds(stds, chosen, BOUNDS)
+        moments = value_of(projection.bounded_moments(x, y, box, BOUNDS))
         noisy = moments + second_noise * rng.normal(size=moments.size)
         known = {"residual_stddev": RESIDUAL, "prior_stddev": PRIOR}
-        answer = linreg.posterior(noisy, second_noise, box, BOUNDS, bias=chosen.bias, **known)
-        naive = linreg.posterior(noisy, 1e-9, box, BOUNDS, bias=0.0, **known)
+        answer = projection.posterior(noisy, second_noise, box, BOUNDS, bias=chosen.bias, **known)
+        naive = projection.posterior(noisy, 1e-9, box, BOUNDS, bias=0.0, **known)
         covered.append(np.mean(np.abs(answer.mean - truth) < 1.96 * answer.stddev))
         believed.append(np.mean(np.abs(naive.mean - truth) < 1.96 * naive.stddev))
     floor = stats.binom.ppf(1e-4, 80, 0.95) / 80
@@ -177,10 +177,9 @@ def test_input_perturbation_takes_its_own_noise_off_again(claimed, is_right):
     worst = 0.0
     for seed in range(10):
         x, y, truth = simulated(seed, num_rows=20_000)
-        rows = value_of(linreg.bounded_rows(x, y, BOUNDS)).reshape(-1, DIM + 1)
+        rows = value_of(projection.bounded_rows(x, y, BOUNDS)).reshape(-1, DIM + 1)
         noised = rows + noise_std * np.random.default_rng([seed, 2]).normal(size=rows.shape)
-        answer = linreg.perturbed_posterior(
-            noised, claimed * noise_std, BOUNDS, residual_stddev=RESIDUAL, prior_stddev=PRIOR
-        )
+        known = {"residual_stddev": RESIDUAL, "prior_stddev": PRIOR}
+        answer = projection.perturbed_posterior(noised.T @ noised, len(noised), claimed * noise_std, BOUNDS, **known)
         worst = max(worst, float(np.max(np.abs(answer.mean - truth) / answer.stddev)))
     assert (worst < 4.0) == is_right

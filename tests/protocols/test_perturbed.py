@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from silobayes.defaults import Settings
-from silobayes.engines.planning import build_method
-from silobayes.protocols.dp_pvi import Ball
 
 from silobayes.core.errors import InvalidInput
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian
 from silobayes.families.mean_field_gaussian import MeanFieldGaussianEta
 from silobayes.privacy.ledger import Budget
+from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols import dp_pvi
-from silobayes.study import Privatise
+from silobayes.protocols.perturbed import Ball, PerturbedServer, ShardedSilo, no_change
 from tests.engines.cases import MODEL, make_silos
+from tests.engines.harness import Privatise, Settings, plan_for
 
 SHARDS, DIM = 6, 3
+BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
 BALLS = [
     Ball(clip_norms=(0.7,)),
     Ball(clip_norms=(0.7,), scales=(4.0, 0.5)),
@@ -99,15 +98,14 @@ def test_a_shards_clipped_change_depends_on_its_own_change_only(ball):
 @pytest.mark.parametrize("family", [MeanFieldGaussian(event_shape=(DIM,)), FullGaussian(dimension=DIM)])
 def test_two_parts_are_priced_as_one_mechanism_of_root_two(family):
     """Both parts at their norms, in units of these: a term of norm sqrt(2); noise per part follows its own norm."""
-    zero = family.zeros()
-    no_shards = type(zero)(linear=np.zeros((0, *zero.linear.shape)), quadratic=np.zeros((0, *zero.quadratic.shape)))
-    one, two = (Ball(clip_norms=norms).bounded_sum(no_shards) for norms in ((1.0,), (5.0, 0.1)))
-    prices = [dp_pvi.mechanism(3.0).event(bounded, Relation.SUBSTITUTE) for bounded in (one, two)]
+    one, two = (no_change(Ball(clip_norms=norms), family) for norms in ((1.0,), (5.0, 0.1)))
+    mechanism = GaussianMechanism(noise_multiplier=3.0)
+    prices = [mechanism.event(bounded, Relation.SUBSTITUTE) for bounded in (one, two)]
     assert [price.std for price in prices] == [3.0, 3.0]
     sensitivities = [price.l2_sensitivity(Relation.SUBSTITUTE) for price in prices]
     assert sensitivities == pytest.approx([2.0, 2.0 * 2**0.5], rel=1e-4)
     assert min(sensitivities[0] / 2.0, sensitivities[1] / 2.0**1.5) >= 1.0  # rounded against ourselves
-    assert dp_pvi.mechanism(3.0).stddevs(two) == pytest.approx((15.0, 0.3))
+    assert mechanism.stddevs(two) == pytest.approx((15.0, 0.3))
 
 
 def test_clipping_parts_in_scaled_units_is_clipping_them_in_units_of_their_own():
@@ -126,9 +124,11 @@ def test_settings_reach_the_ball():
         privatise=Privatise.VIRTUAL_CLIENTS, rounds=2, damping=0.5, steps=3, step_size=0.1, shards=3,
         clip_norm=(0.7, 0.2), scales=(4.0, 0.5),
     )  # fmt: skip
-    budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    method = build_method(MODEL, make_silos(), settings, budget, 0)
-    assert getattr(method, "ball", None) == Ball(clip_norms=(0.7, 0.2), scales=(4.0, 0.5))
+    plan = plan_for(MODEL, make_silos(), settings, BUDGET)
+    (silo,), server = plan.silos, plan.server
+    assert isinstance(silo, ShardedSilo)
+    assert isinstance(server, PerturbedServer)
+    assert silo.ball == server.ball == Ball(clip_norms=(0.7, 0.2), scales=(4.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,11 @@ def test_balls_that_promise_nothing_are_refused(key, given):
 
 
 def test_only_perturbing_methods_clip_parts():
-    with pytest.raises(InvalidInput, match="clip_norm"):
-        Settings(
-            privatise=Privatise.DP_OPTIMISATION, rounds=1, damping=1.0, steps=1, step_size=0.1, clip_norm=(1.0, 2.0)
-        )
+    settings = Settings(
+        privatise=Privatise.DP_OPTIMISATION, rounds=1, damping=1.0, steps=1, step_size=0.1, clip_norm=(1.0, 2.0)
+    )
+    with pytest.raises(InvalidInput, match=r"protocol\.clip_norm"):
+        plan_for(MODEL, make_silos(), settings, BUDGET)
 
 
 @balls
