@@ -3,21 +3,20 @@
 1. A study of the shape of Adult, simulated: 10 silos of 2,442 rows and 109 columns, 20 rounds, DP optimisation at
    (1, 1e-5), everything included (calibration, ledgers, checkpoints, certificate). Target: under 10 CPU-seconds.
 2. One round of 200 small silos, all at once (as the engine does it) and one after the other. Target: 5 times faster.
-3. Growth with rows, silos and features, five rounds each.
+3. Whole studies of 10, 200 and 2,000 silos, by the clock on the wall too; `--against TREE/src` runs them by turns with
+   the sources of another commit. Target: CPU within 5 % of the commit before, wall shorter.
+4. Growth with rows, silos and features, five rounds each.
 
-Every study runs twice in this process, the second run is timed. A measurement, never a test.
+Every study runs once to compile; later runs are timed. A measurement, never a test.
 """
 
 import argparse
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-from timing import Arm, interleaved, pinned
+from timing import Arm, Seconds, interleaved, pinned
+from whole_studies import OtherTree, measure, seconds, simulate, with_keys
 
-import silobayes
 from silobayes.data.silo import Silo
 from silobayes.engines.parties import LocalParties
 from silobayes.models.logistic_regression import LogisticRegression
@@ -35,48 +34,48 @@ GROWTH = {
     "num_silos": (1, 3, 10, 30, 100, 300),
     "num_features": (10, 30, 109, 300, 1000),
 }
+SILOS = {10: (500, 30), 200: (100, 30), 2000: (40, 10)}  # rows and features of each
+METHODS = {
+    "dp_optimisation": {"privatise": "dp_optimisation", "rounds": 10, "steps": 20},
+    "virtual_clients": {"privatise": "virtual_clients", "rounds": 10, "steps": 20, "shards": 4},
+}
+REPEATS = 3
 COLORS = {"total": "#0072B2", "linear": "#999999"}
-
-
-def simulate(num_silos: int, num_rows: int, num_features: int) -> tuple[Study, list[Silo]]:
-    """An encoded table: a constant, otherwise zeros and a few ones per row."""
-    rng = np.random.default_rng(0)
-    names = [f"x{number}" for number in range(num_features - 1)]
-    x = (rng.random((num_silos, num_rows, num_features)) < min(0.5, 12 / num_features)).astype(np.float32)
-    x[..., 0] = 1.0
-    y = rng.random(x.shape[:2]) < 1 / (1 + np.exp(-x @ rng.normal(scale=0.5, size=num_features)))
-    study = Study.from_dict(
-        {
-            "study": {"name": "bench", "seed": 0},
-            "data": {
-                "target": "y",
-                "classes": ["no", "yes"],
-                "bounds": {name: [0, 1] for name in names},
-                "public": ["rows"],
-            },
-            "silos": {},
-            "model": {"kind": "logistic_regression"},
-            "privacy": {"epsilon": 1.0, "delta": 1e-5, "relation": "substitute", "unit": "row"},
-            "protocol": {"kind": "pvi", "privatise": "dp_optimisation"},
-        }
-    )
-    return study, [Silo(name=f"silo{m}", x=x[m], y=y[m].astype(np.int32)) for m in range(num_silos)]
-
-
-def with_keys(study: Study, **keys: float) -> Study:
-    tables = study.to_dict()
-    return Study.from_dict(tables | {"protocol": tables["protocol"] | keys})
 
 
 def cpu_seconds(study: Study, silos: list[Silo], repeats: int = 1) -> tuple[float, float]:
     """Of the first run, which compiles, and of the fastest later one."""
-    times = []
-    for _ in range(repeats + 1):
-        with tempfile.TemporaryDirectory() as scratch:
-            start = time.process_time()
-            silobayes.fit(study, silos, out=Path(scratch) / "run")
-            times.append(time.process_time() - start)
+    times = [seconds(study, silos).cpu for _ in range(repeats + 1)]
     return times[0], min(times[1:])
+
+
+def studies(source: Path | None) -> None:
+    """Whole studies of ever more silos, here and, if given, with the sources of another commit; by turns."""
+    other = None if source is None else OtherTree(source)
+    print("\nWhole studies: wall / CPU seconds after compilation, fastest of", REPEATS)
+    print(f"{'':<18}{'silos':>7}{'here':>16}" + (f"{source.parent.name:>16}{'ratio':>16}" if source else ""))
+    for method, keys in METHODS.items():
+        for num_silos, (num_rows, num_features) in SILOS.items():
+            sizes = {"num_silos": num_silos, "num_rows": num_rows, "num_features": num_features}
+            here, there = [], []
+            for _ in range(REPEATS + 1):
+                here.append(measure(sizes, keys))
+                if other is not None:
+                    there.append(other.measure(sizes, keys))
+            ours = fastest(here[1:])
+            line = f"{method:<18}{num_silos:>7,}{f'{ours.wall:.2f}/{ours.cpu:.2f}':>16}"
+            if there:
+                theirs = fastest(there[1:])
+                ratio = f"{ours.wall / theirs.wall:.2f}/{ours.cpu / theirs.cpu:.2f}"
+                line += f"{f'{theirs.wall:.2f}/{theirs.cpu:.2f}':>16}{ratio:>16}"
+            print(line, flush=True)
+    if other is not None:
+        other.close()
+
+
+def fastest(runs: list[Seconds]) -> Seconds:
+    """The shortest of each kind of time."""
+    return Seconds(wall=min(run.wall for run in runs), cpu=min(run.cpu for run in runs))
 
 
 def adult() -> None:
@@ -145,10 +144,12 @@ def draw(found: dict[str, dict[int, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, help="where to draw the growth curves")
+    parser.add_argument("--against", type=Path, metavar="TREE/src", help="sources of another commit to compare with")
     parser.add_argument("--no-growth", action="store_true", help="only the study and the silos: half a minute")
     arguments = parser.parse_args()
     adult()
     many_silos()
+    studies(arguments.against)
     if not arguments.no_growth:
         found = growth()
         if arguments.figure is not None:

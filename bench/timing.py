@@ -22,6 +22,14 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Of one run."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Time:
     """Microseconds per step: the fastest run by the clock on the wall, the median of CPU time."""
 
