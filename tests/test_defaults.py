@@ -7,15 +7,16 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from silobayes.defaults import PublicFacts, resolve
 from silobayes.engines.planning import build_method
 
 import silobayes
 from silobayes import defaults
 from silobayes.models.linear_regression import LinearRegression
+from silobayes.plans.rules import PublicFacts
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import Privatise, ProtocolKind, Study
+from silobayes.study import Study
 from tests.engines.cases import MODEL, make_silos, make_study
+from tests.engines.harness import Privatise, ProtocolKind
 
 FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
 OWN = {

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.buckets import Buckets, group_sizes
 from silobayes.engines.planning import build_method, deal, shard_buckets
 from silobayes.engines.solvers import LocalSolver
@@ -19,6 +18,7 @@ from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
 from silobayes.models.numpyro_model import from_numpyro
+from silobayes.plans.rules import PublicFacts
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
@@ -26,9 +26,10 @@ from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import pvi
 from silobayes.protocols.bcm import Committee
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import PosteriorKind, Privatise, ProtocolKind
+from silobayes.study import PosteriorKind
 from silobayes.testing import FreeAccount
 from tests.engines.cases import MODEL, make_silos, make_study
+from tests.engines.harness import Privatise, ProtocolKind, Settings
 
 PLAIN = Settings(privatise=Privatise.NONE, rounds=1, damping=1.0, steps=10, step_size=0.05)
 BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)

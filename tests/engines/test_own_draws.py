@@ -8,10 +8,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from silobayes.engines.planning import build_method
 
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
-from silobayes.engines.planning import build_method
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.door import Door, FreshDraws, LoopDraws
 from silobayes.privacy.entropy import Entropy
@@ -19,8 +18,9 @@ from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import PoissonSampler
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import AggregationKind, AggregationSection, Clipping, Privatise, ProtocolKind
+from silobayes.study import AggregationKind, AggregationSection, Clipping
 from silobayes.testing import FreeAccount
+from tests.engines.harness import Privatise, ProtocolKind, Settings
 
 DIM, NUM_STEPS = 3, 3
 SIZES = (40, 100, 38, 96, 40)  # two buckets, and numbers of silos that are not their places in them

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from silobayes.defaults import Settings
 from silobayes.engines.buckets import Buckets
 
 from silobayes.engines import planning
@@ -21,9 +20,10 @@ from silobayes.protocols import dp_pvi, pvi
 from silobayes.protocols.bcm import Committee
 from silobayes.protocols.linreg import Bounds
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import AggregationKind, AggregationSection, Clipping, PosteriorKind, Privatise, ProtocolKind
+from silobayes.study import AggregationKind, AggregationSection, Clipping, PosteriorKind
 from silobayes.testing import PrivacyViolation, check_method
 from tests.engines.gate import FEATURES, ROWS_PER_PERSON, budget_of, calibrated_once, pairs_of, whole_run
+from tests.engines.harness import Privatise, ProtocolKind, Settings
 
 pytestmark = pytest.mark.usefixtures("calibrated_once")
 __all__ = ["calibrated_once"]  # a fixture

@@ -45,8 +45,8 @@ class Account(Protocol):
 class LoopDraws:
     """Randomness of a compiled loop: the slots of each batch and standard normal noise.
 
-    `replayed` belongs to record/replay: releases to feed back instead, NaN where they are drawn and recorded. A real run
-    has none.
+    `replayed` belongs to record/replay: releases to feed back instead, NaN where they are drawn and recorded. A real
+    run has none.
     """
 
     batches: list[np.ndarray] = field(repr=False)

@@ -159,7 +159,7 @@ class AbstractLinregServer(AbstractServer[ServerState]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProjectionServer(AbstractLinregServer):
-    """`squares` is None without projection; `moments_noise` is the standard deviation of the noise on the second sum."""
+    """`squares` is None without projection; `moments_noise` is the sd of the noise on the second sum."""
 
     squares: PrivateSum | None
     moments: PrivateSum
