@@ -36,9 +36,9 @@ OWN = {
 @pytest.mark.parametrize("kind", ["pvi", "global_vi"])
 def test_what_a_study_says_is_never_overruled(kind):
     own = OWN if kind == "pvi" else {key: value for key, value in OWN.items() if key != "schedule"}
-    settings = resolve(make_study(kind=kind, privatise="dp_optimisation", **own), FACTS)
+    settings = settings_of(make_study(kind=kind, privatise="dp_optimisation", **own), FACTS)
     assert {key: getattr(settings, key) for key in own} == own
-    assert resolve(make_study(privatise="virtual_clients", shards=3), FACTS).shards == 3
+    assert settings_of(make_study(privatise="virtual_clients", shards=3), FACTS).shards == 3
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_a_study_says_is_never_overruled(kind):
 def test_every_method_has_settings_that_can_be_planned(privatise):
     study = make_study(privatise=privatise)
     silos = make_silos()
-    settings = resolve(study, PublicFacts.of(MODEL, silos))
+    settings = settings_of(study, PublicFacts.of(MODEL, [silo.num_rows for silo in silos]))
     assert settings.privatise.value == privatise
     shards = settings.shards_of(len(silos))
     assert all(1 <= count <= silo.num_rows for count, silo in zip(shards, silos, strict=True))
@@ -56,49 +56,49 @@ def test_every_method_has_settings_that_can_be_planned(privatise):
 
 def test_shards_are_in_proportion_to_rows_and_never_too_many():
     study = make_study(privatise="virtual_clients")
-    shards = resolve(study, PublicFacts(silo_rows=(100, 1000, 10), num_parameters=4)).shards
+    shards = settings_of(study, PublicFacts(silo_rows=(100, 1000, 10), num_parameters=4)).shards
     assert shards == (100, 1000, 10)
-    many = resolve(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards_of(2)
+    many = settings_of(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards_of(2)
     assert sum(many) * 2 * 40 <= 24_000_000
     assert many[0] == pytest.approx(10 * many[1], rel=0.01)
 
 
 def test_a_study_without_privacy_and_one_of_persons():
-    assert resolve(make_study(mode="none"), FACTS).privatise is Privatise.NONE
-    assert resolve(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
-    assert resolve(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
-    persons = resolve(make_study(unit="person", rows_per_person=4), FACTS)
+    assert settings_of(make_study(mode="none"), FACTS).privatise is Privatise.NONE
+    assert settings_of(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
+    assert settings_of(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
+    persons = settings_of(make_study(unit="person", rows_per_person=4), FACTS)
     assert (persons.privatise, persons.rows_per_person) == (Privatise.DP_OPTIMISATION, 4)
-    assert persons.clip_norm == resolve(make_study(), FACTS).clip_norm
+    assert persons.clip_norm == settings_of(make_study(), FACTS).clip_norm
 
 
 def test_noisy_local_optima_of_many_silos_are_damped_and_get_more_rounds():
     exact = PublicFacts(silo_rows=(50,) * 100, num_parameters=9)
     noisy = dataclasses.replace(exact, solves_exactly=False)
     study = make_study(mode="none")
-    assert (resolve(study, exact).damping, resolve(study, exact).rounds) == (0.5, 10)
-    assert (resolve(study, noisy).damping, resolve(study, noisy).rounds) == (0.08, 63)
-    one_by_one = resolve(make_study(mode="none", schedule="sequential"), noisy)
+    assert (settings_of(study, exact).damping, settings_of(study, exact).rounds) == (0.5, 10)
+    assert (settings_of(study, noisy).damping, settings_of(study, noisy).rounds) == (0.08, 63)
+    one_by_one = settings_of(make_study(mode="none", schedule="sequential"), noisy)
     assert (one_by_one.damping, one_by_one.rounds) == (0.5, 10)
-    steps = resolve(make_study(mode="none", kind="global_vi"), noisy)
+    steps = settings_of(make_study(mode="none", kind="global_vi"), noisy)
     assert (steps.damping, steps.rounds) == (1.0, 100)
 
 
 @pytest.mark.parametrize("kind", ["pvi", "bcm", "streaming_vb"])
 def test_one_visit_without_privacy_takes_enough_steps_where_optima_are_noisy(kind):
     noisy = PublicFacts(silo_rows=(500,), num_parameters=9, solves_exactly=False)
-    assert resolve(make_study(mode="none", kind=kind), noisy).steps == 2000
-    assert resolve(make_study(kind=kind), noisy).steps < 2000
+    assert settings_of(make_study(mode="none", kind=kind), noisy).steps == 2000
+    assert settings_of(make_study(kind=kind), noisy).steps < 2000
 
 
 def test_sampled_rounds_give_every_silo_its_turn():
     facts = PublicFacts(silo_rows=(50,) * 40, num_parameters=9)
-    settings = resolve(make_study(mode="none", schedule="sampled", clients_per_round=4), facts)
+    settings = settings_of(make_study(mode="none", schedule="sampled", clients_per_round=4), facts)
     assert settings.rounds == 100
 
 
 def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
-    settings = resolve(make_study(mode="none", kind="streaming_vb"), FACTS)
+    settings = settings_of(make_study(mode="none", kind="streaming_vb"), FACTS)
     assert settings.kind is ProtocolKind.PVI
     assert settings.schedule is Schedule.SEQUENTIAL
     assert (settings.rounds, settings.damping) == (1, 1.0)
@@ -117,7 +117,7 @@ def test_the_rules_look_at_public_facts_only():
 def test_the_clip_norm_follows_the_size_of_the_score():
     sharp = LinearRegression(num_features=4, noise_stddev=0.1)
     assert PublicFacts.of(sharp, make_silos()).score == pytest.approx(10.0)
-    narrow, wide = (resolve(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
+    narrow, wide = (settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
     assert wide == pytest.approx(10 * narrow)
 
 
@@ -125,7 +125,7 @@ def test_sizes_follow_what_the_study_declares_and_bounds_what_it_accepts():
     """Three numbers in [-1, 1] and the intercept: squared norm 4; with a spread of a tenth, at most 301."""
     tables = make_study().to_dict()
     tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.1)
-    plain, scaled = (resolve(study, FACTS) for study in (make_study(), Study.from_dict(tables)))
+    plain, scaled = (settings_of(study, FACTS) for study in (make_study(), Study.from_dict(tables)))
     assert plain.x_bound == pytest.approx(2.0)
     assert scaled.x_bound == pytest.approx(301**0.5)
     assert scaled.clip_norm == plain.clip_norm
@@ -160,11 +160,11 @@ def test_noise_alone_moves_a_coefficient_by_three_tenths(protocol, walkers):
 
 
 def test_steps_are_never_longer_than_without_noise():
-    assert resolve(make_study(rounds=1, steps=1), FACTS).step_size == 0.05
-    assert resolve(make_study(mode="none"), FACTS).step_size == 0.05
-    assert resolve(make_study(privatise="virtual_clients"), FACTS).step_size == 0.05
+    assert settings_of(make_study(rounds=1, steps=1), FACTS).step_size == 0.05
+    assert settings_of(make_study(mode="none"), FACTS).step_size == 0.05
+    assert settings_of(make_study(privatise="virtual_clients"), FACTS).step_size == 0.05
     many = PublicFacts(silo_rows=(500,) * 300, num_parameters=19)
-    steps = [resolve(make_study(kind="bcm"), facts).step_size for facts in (FACTS, many)]
+    steps = [settings_of(make_study(kind="bcm"), facts).step_size for facts in (FACTS, many)]
     assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.05])  # an average of walks is shorter than one
 
 

@@ -156,7 +156,7 @@ def test_a_network_under_noise_alone_stays_finite(posterior, farthest):
     model = BinaryMLP(num_features=silos[0].num_features, hidden=(4,))
     own = {} if posterior == "mean_field" else {"posterior": posterior, "rounds": 3, "steps": 5}
     study = make_study(privatise="parameter_perturbation", **own)  # the model is that of the facts
-    settings = resolve(study, PublicFacts.of(model, silos))
+    settings = settings_of(study, PublicFacts.of(model, [silo.num_rows for silo in silos]))
     method = build_method(model, silos, settings, dataclasses.replace(BUDGET, epsilon=0.02), 0)
     account = FreeAccount(Relation.SUBSTITUTE, Unit.ROW)
     doors = [Door(account, FreshDraws(Entropy.not_private(seed))) for seed in range(len(silos))]

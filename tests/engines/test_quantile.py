@@ -249,13 +249,13 @@ def test_nothing_is_charged_for_a_quantile_that_noise_would_hide(tmp_path):
 
 
 def test_the_rule_gives_the_middle_of_the_grid_and_a_tenth_of_epsilon():
-    facts = PublicFacts.of(MODEL, make_silos())
-    rule = resolve(make_study(privatise="virtual_clients"), facts)
-    chosen = resolve(make_study(privatise="virtual_clients", clip_norm="quantile"), facts)
+    facts = PublicFacts.of(MODEL, [silo.num_rows for silo in make_silos()])
+    rule = settings_of(make_study(privatise="virtual_clients"), facts)
+    chosen = settings_of(make_study(privatise="virtual_clients", clip_norm="quantile"), facts)
     assert rule.clip_quantile is None
     assert (chosen.clip_norm, chosen.clip_quantile, chosen.first_share) == (rule.clip_norm, 0.5, 0.1)
     own = {"clip_norm": "quantile", "clip_quantile": 0.8, "first_share": 0.2}
-    chosen = resolve(make_study(privatise="local_averaging", **own), facts)
+    chosen = settings_of(make_study(privatise="local_averaging", **own), facts)
     assert (chosen.clip_quantile, chosen.first_share) == (0.8, 0.2)
 
 

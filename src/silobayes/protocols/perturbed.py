@@ -11,7 +11,8 @@ leaves its slot empty: the others keep their shards. A silo that loses all its r
 - `ShardedSilo`: each shard has its own factor, updated with its own *noise-free* clipped change: virtual clients, and
   every method inside a secure sum, where a silo's own message is not released (local averaging there: each shard stands
   for its silo, so its factor moves by its own whole change). The public code puts noise into it, after which one
-  changed row moves all shards and the proof is gone (SPEC 0). Client level (001 Algorithm 3): one shard, a ball of unit client.
+  changed row moves all shards and the proof is gone (SPEC 0). Client level (001 Algorithm 3): one shard, a ball of
+  unit client.
 - parameter perturbation is local averaging with one shard.
 
 We differ from the paper in the grid noise (exact discrete Gaussian), in clipping the linear and the quadratic part to
