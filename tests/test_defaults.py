@@ -117,7 +117,9 @@ def test_the_rules_look_at_public_facts_only():
 def test_the_clip_norm_follows_the_size_of_the_score():
     sharp = LinearRegression(num_features=4, noise_stddev=0.1)
     assert PublicFacts.of(sharp, make_silos()).score == pytest.approx(10.0)
-    narrow, wide = (settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
+    narrow, wide = (
+        settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0)
+    )
     assert wide == pytest.approx(10 * narrow)
 
 

@@ -15,7 +15,6 @@ import pytest
 
 import silobayes
 from silobayes.core.errors import BudgetExceeded, DamagedLedger, InvalidInput
-from silobayes.engines.fitting import build_model
 from silobayes.engines.local import Inputs, _prepare, communications, resume, run
 from silobayes.posteriors import Posterior
 from silobayes.privacy.ledger import Budget, Ledger
@@ -24,6 +23,7 @@ from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
 from silobayes.runs import checkpoint, claims, directory
 from silobayes.runs.directory import RunDirectory
+from silobayes.studies.models import build_model
 from silobayes.study import Study
 from tests.engines.cases import MODEL, NAMES, make_silo, make_silos, make_study
 
