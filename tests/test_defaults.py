@@ -11,11 +11,11 @@ import pytest
 import silobayes
 from silobayes import defaults
 from silobayes.defaults import PublicFacts, resolve
-from silobayes.engines.planning import build_method
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import Privatise, ProtocolKind, Study
 from tests.engines.cases import MODEL, make_silos, make_study
+from tests.engines.harness import plan_for
 
 FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
 OWN = {
@@ -101,8 +101,8 @@ def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
     assert settings.kind is ProtocolKind.PVI
     assert settings.schedule is Schedule.SEQUENTIAL
     assert (settings.rounds, settings.damping) == (1, 1.0)
-    method = build_method(MODEL, make_silos(), settings, None, 0)
-    assert [visit.clients for visit in method.visits] == [(0,), (1,), (2,)]
+    plan = plan_for(MODEL, make_silos(), settings, None)
+    assert [visit.silos for visit in plan.visits] == [(0,), (1,), (2,)]
 
 
 def test_the_rules_look_at_public_facts_only():
