@@ -1,7 +1,6 @@
 """What a study will do and cost, before any row is read: from the study file and the number of rows alone.
 
-The engine plans with stand-in rows (all zero) of the right number, so settings and noise are those of a real run. The
-expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
+Runs are planned from public sizes too, so settings and noise here are those of a real run. The expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
 with per-row weights w of label-free clipping, curvature c and feature vector x,
 
     J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise
@@ -31,12 +30,12 @@ import numpy as np
 from silobayes.core.errors import InvalidInput
 from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import Encoding, Numeric
-from silobayes.data.silo import Silo
 from silobayes.defaults import PublicFacts, Settings, privatise_of, resolve
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import communications
-from silobayes.engines.planning import build_method, public_sizes
 from silobayes.models.base import AbstractGLM, AbstractModel
+from silobayes.plans import plan_of
+from silobayes.plans.situation import Situation, Sizes
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
@@ -131,21 +130,25 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
         fix = "Pass the rows of all silos together, or one number for each."
         raise InvalidInput("rows", f"{len(names)} positive numbers", list(rows), fix)
     encoding, privacy = study.encoding, study.privacy
-    num_features = len(encoding.feature_names)
-    model = build_model(study, num_features)
+    model = build_model(study, len(encoding.feature_names))
     numbers = _persons(study, rows, persons)
-    silos = [
-        _stand_in(name, count, num_features, units if privacy.unit is Unit.PERSON else None)
-        for name, count, units in zip(names, rows, numbers, strict=True)
-    ]
-    settings = resolve(study, PublicFacts.of(model, silos, [study.public_rows(silo) for silo in silos]))
+    sizes = _public_sizes(study, rows, numbers)
+    settings = resolve(study, PublicFacts.of(model, (), [own.rows for own in sizes]))
     budget = None
     if privacy.mode is Mode.DP:
         assert privacy.epsilon and privacy.delta and privacy.relation and privacy.unit  # noqa: PT018 (mode dp has all)
         budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    sizes = public_sizes(study, settings, silos)
-    method = build_method(model, silos, settings, budget, study.study.seed, max_rows=sizes)
-    events = method.total_events()
+    made = plan_of(
+        Situation(
+            model=model,
+            names=model.parameter_names(encoding.feature_names),
+            sizes=sizes,
+            settings=settings,
+            budget=budget,
+            seed=study.study.seed,
+        )
+    )
+    events = made.total_events
     return Plan(
         study=study,
         settings=settings,
@@ -160,7 +163,7 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             for name, count, people, own in zip(names, rows, numbers, events, strict=True)
         ),
         num_parameters=model.dim,
-        num_messages=communications(method, settings.rounds)["messages"],
+        num_messages=communications(made, settings)["messages"],
         widths=expected_widths(
             model,
             encoding,
@@ -199,9 +202,18 @@ def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -
     return list(persons)
 
 
-def _stand_in(name: str, rows: int, num_features: int, num_persons: int | None) -> Silo:
-    persons = None if num_persons is None else np.arange(rows) % num_persons
-    return Silo(name=name, x=np.zeros((rows, num_features), np.float32), y=np.zeros(rows, np.int32), persons=persons)
+def _public_sizes(study: Study, rows: Sequence[int], units: Sequence[int]) -> tuple[Sizes, ...]:
+    """What is public of silos of so many rows: where their numbers are not, as many as their persons may have."""
+    by_person, most = study.privacy.unit is Unit.PERSON, study.data.rows_per_person or 1
+    return tuple(
+        Sizes(
+            rows=count if study.tells_rows else own * most,
+            persons=own if by_person else None,
+            has_persons=by_person,
+            num_features=len(study.encoding.feature_names),
+        )
+        for count, own in zip(rows, units, strict=True)
+    )
 
 
 def _epsilon(events: tuple[AbstractEvent, ...], budget: Budget | None) -> float | None:
