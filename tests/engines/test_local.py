@@ -155,8 +155,8 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential", "asynchronous"])
 def test_a_round_visits_every_silo_whatever_the_schedule(schedule):
     """2 rounds of 3 silos; a full Gaussian of 4 parameters has 20 natural parameters."""
-    _, _, method = _prepare(make_inputs(mode="none", rounds=2, steps=2, schedule=schedule))
-    assert communications(method, 2) == {"rounds": 2, "messages": 12, "bytes": 12 * 20 * 8}
+    settings, _, plan = _prepare(make_inputs(mode="none", rounds=2, steps=2, schedule=schedule))
+    assert communications(plan, settings) == {"rounds": 2, "messages": 12, "bytes": 12 * 20 * 8}
 
 
 def test_too_many_steps_are_refused_before_anything_is_built():

@@ -296,7 +296,8 @@ class PerturbedServer(AbstractServer[ServerState]):
 
     def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
         """See `AbstractServer`."""
-        ball = dataclasses.replace(self.ball, clip_norms=tuple(state.norms.tolist()), center=self.down(state, visit).center)
+        center = self.down(state, visit).center if self.is_network else None
+        ball = dataclasses.replace(self.ball, clip_norms=tuple(state.norms.tolist()), center=center)
         blocks = self.query.read(total, state.norms.tolist()).blocks
         moved = self.inner.advance(state.pvi, visit, self.inner.damping * ball.unflatten(blocks, self.inner.eta_p))
         return Merged(state=ServerState(pvi=moved.state, norms=state.norms), counted=moved.counted)
