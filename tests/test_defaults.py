@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from silobayes.defaults import PublicFacts, resolve
+from silobayes.engines.planning import build_method
 
 import silobayes
 from silobayes import defaults
-from silobayes.defaults import PublicFacts, resolve
-from silobayes.engines.planning import build_method
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import Privatise, ProtocolKind, Study

@@ -13,17 +13,18 @@ from silobayes.cli.init import init
 from silobayes.core.errors import InvalidInput
 from silobayes.data.description import TargetKind
 from silobayes.data.encoding import Outside
+from silobayes.plans import METHODS
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols.schedule import Schedule
+from silobayes.studies.template import by_name, template
 from silobayes.study import (
     AggregationKind,
     AggregationSection,
+    Clipping,
     Mode,
     ModelKind,
     PosteriorKind,
-    Privatise,
-    ProtocolKind,
-    Schedule,
     Study,
 )
 from tests.data.studies import changed
@@ -62,10 +63,7 @@ damping = 1
 steps = 9
 step_size = 0.1
 clip_norm = 3
-sample_rate = 1
 shards = 4
-clipping = "ordinary"
-sampler = "poisson"
 posterior = "full"
 [aggregation]
 kind = "none"
@@ -93,13 +91,16 @@ def test_every_key_of_a_study_file_is_read(tmp_path):
     )
     protocol = study.protocol
     assert (protocol.kind, protocol.schedule, protocol.privatise) == (
-        ProtocolKind.PVI,
+        "pvi",
         Schedule.SEQUENTIAL,
-        Privatise.VIRTUAL_CLIENTS,
+        "virtual_clients",
     )
     assert (protocol.rounds, protocol.damping, protocol.steps, protocol.shards) == (5, 1.0, 9, 4)
-    assert (protocol.step_size, protocol.clip_norm, protocol.sample_rate) == (0.1, 3.0, 1.0)
-    assert (protocol.sampler, protocol.posterior) == (Scheme.POISSON, PosteriorKind.FULL)
+    assert (protocol.step_size, protocol.clip_norm, protocol.posterior) == (0.1, 3.0, PosteriorKind.FULL)
+    batches = Study.from_dict(
+        changed(protocol={"sample_rate": 1, "sampler": "poisson", "clipping": "ordinary"})
+    ).protocol
+    assert (batches.sample_rate, batches.sampler, batches.clipping) == (1.0, Scheme.POISSON, Clipping.ORDINARY)
     (tmp_path / "study.toml").write_text(TOML)
     assert Study.from_toml(tmp_path / "study.toml") == study
     assert Study.from_toml(str(tmp_path / "study.toml")) == study
@@ -120,7 +121,7 @@ def test_a_quantile_instead_of_a_clip_norm_is_read():
 
 def test_what_is_left_out_is_none_and_follows_the_default_rule():
     protocol = Study.from_dict(changed()).protocol
-    assert protocol.kind is ProtocolKind.PVI
+    assert protocol.kind == "pvi"
     set_already = {field.name for field in dataclasses.fields(protocol) if getattr(protocol, field.name) is not None}
     assert set_already == {"kind"}
 
@@ -553,9 +554,16 @@ def test_init_json_and_places_that_cannot_be(tmp_path):
         assert isinstance(CliRunner().invoke(init, [str(place)]).exception, InvalidInput)
 
 
-def test_the_template_shows_every_key():
-    text = (Path(__file__).resolve().parents[1] / "src" / "silobayes" / "study_template.toml").read_text()
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_the_template_shows_every_key(method):
+    text = template(method, is_default=False)
+    if method.models.startswith("linear"):
+        text = text.replace('"logistic_regression"', '"linear_regression"')
+        text = text.replace('classes = ["no", "yes"] ', "target_bounds = [0.0, 1.0] ").replace(
+            "# target_bounds", "# classes"
+        )
     study = Study.from_toml(text)
+    assert study.method is method
     for section in ("study", "data", "silos", "model", "privacy", "protocol", "aggregation"):
         for field in dataclasses.fields(getattr(study, section)):
             shown = (f"\n{field.name} = ", f"\n# {field.name} = ", f"\n[{section}.{field.name}]")
@@ -565,11 +573,13 @@ def test_the_template_shows_every_key():
 def test_the_documents_list_exactly_the_keys_of_the_code():
     text = (Path(__file__).resolve().parents[1] / "docs" / "study-file.md").read_text()
     study = Study.from_dict(changed())
-    for section in (field.name for field in dataclasses.fields(Study)):
+    keys = {field.name for method in METHODS.values() for field in dataclasses.fields(method.keys)}
+    for section in (field.name for field in dataclasses.fields(Study) if field.name != "method"):
         part = re.search(rf"^## `\[{section}\]`\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
         assert part is not None, section
         listed = re.findall(r"^\| `(\w+)` \|", part[1], flags=re.MULTILINE)
-        assert sorted(listed) == sorted(field.name for field in dataclasses.fields(getattr(study, section))), section
+        own = keys if section == "protocol" else {field.name for field in dataclasses.fields(getattr(study, section))}
+        assert sorted(listed) == sorted(own), section
 
 
 def test_a_gaussian_of_the_columns_has_no_intercept():
@@ -585,3 +595,40 @@ def test_a_gaussian_of_the_columns_has_no_intercept():
     tables["data"]["intercept"] = True
     with pytest.raises(InvalidInput, match=r"data\.intercept"):
         Study.from_dict(tables)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("pvi", "pvi/dp_optimisation"),
+        ("virtual_clients", "pvi/virtual_clients"),
+        ("linreg", "linreg/sufficient_statistics"),
+        ("bcm/none", "bcm/none"),
+    ],
+)
+def test_a_method_is_found_by_its_name_or_a_part_of_it(name, found):
+    assert by_name(name, METHODS).name == found
+
+
+def test_init_writes_just_the_keys_of_a_method(tmp_path):
+    done = CliRunner().invoke(init, [str(tmp_path), "--method", "global_vi"])
+    assert done.exit_code == 0
+    text = (tmp_path / "study.toml").read_text()
+    assert Study.from_toml(text).method.name == "global_vi/dp_optimisation"
+    assert "sample_rate" in text
+    assert "shards" not in text
+    assert isinstance(CliRunner().invoke(init, [str(tmp_path / "b"), "--method", "fedavg"]).exception, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    ("key", "protocol"),
+    [
+        ("protocol.shards", {"privatise": "dp_optimisation", "shards": 3}),
+        ("protocol.sample_rate", {"privatise": "virtual_clients", "sample_rate": 0.1}),
+        ("protocol.committee", {"kind": "global_vi", "committee": "same"}),
+        ("protocol.projection", {"projection": True}),
+    ],
+)
+def test_a_key_of_another_method_is_refused_by_its_name(key, protocol):
+    with pytest.raises(InvalidInput, match=re.escape(key)):
+        Study.from_dict(changed(protocol=protocol))

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from silobayes.defaults import Settings
 from silobayes.engines.loop import AbstractParties, make_visit
 from silobayes.engines.parties import LocalParties
 from silobayes.models.base import AbstractModel
@@ -27,10 +26,10 @@ from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.roles import AbstractServer, Merged
 from silobayes.protocols.schedule import Visit
-from silobayes.study import PERTURBING, AggregationKind, Privatise
+from silobayes.study import AggregationKind
 from silobayes.testing import Pair, neighbours
 from silobayes.testing.neighbours import CANARIES
-from tests.engines.harness import plan_for
+from tests.engines.harness import PERTURBING, Privatise, Settings, plan_for
 
 MAX_ROWS, FEATURES = 24, 3
 ROWS_PER_PERSON, MAX_PERSONS = 3, 10

@@ -1,21 +1,96 @@
 """A method by itself: planned from settings and stepped over silos and doors that a test holds."""
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from silobayes.defaults import Settings
 from silobayes.engines.loop import make_visit
 from silobayes.engines.parties import LocalParties
+from silobayes.inference.projection import Bounds
 from silobayes.models.base import AbstractModel
-from silobayes.plans import plan_of
+from silobayes.plans import METHODS, plan_of
+from silobayes.plans.keys import Clipping, PosteriorKind
+from silobayes.plans.rules import Limits
 from silobayes.plans.situation import Situation, Sizes
 from silobayes.posterior import Posterior
 from silobayes.privacy.door import Door
+from silobayes.privacy.events import Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
+from silobayes.protocols.bcm import Committee
 from silobayes.protocols.roles import Plan
+from silobayes.protocols.schedule import Schedule
+from silobayes.study import AggregationSection
+
+
+class ProtocolKind(StrEnum):
+    PVI = "pvi"
+    BCM = "bcm"
+    GLOBAL_VI = "global_vi"
+    STREAMING_VB = "streaming_vb"
+    LINREG = "linreg"
+
+
+class Privatise(StrEnum):
+    NONE = "none"
+    DP_OPTIMISATION = "dp_optimisation"
+    PARAMETER_PERTURBATION = "parameter_perturbation"
+    LOCAL_AVERAGING = "local_averaging"
+    VIRTUAL_CLIENTS = "virtual_clients"
+    SUFFICIENT_STATISTICS = "sufficient_statistics"
+    HYBRID = "hybrid"
+    INPUT_PERTURBATION = "input_perturbation"
+
+
+PERTURBING = (Privatise.PARAMETER_PERTURBATION, Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The filled-in keys of any method, and what else a plan looks at; a method takes the keys that it has."""
+
+    kind: str = ProtocolKind.PVI
+    schedule: Schedule = Schedule.SYNCHRONOUS
+    privatise: str
+    rounds: int
+    damping: float
+    steps: int
+    step_size: float
+    clip_norm: float | tuple[float, float] = 1.0
+    clip_quantile: float | None = None
+    sample_rate: float = 1.0
+    shards: int | tuple[int, ...] = 1
+    clipping: Clipping = Clipping.LABEL_FREE
+    sampler: Scheme = Scheme.POISSON
+    posterior: PosteriorKind = PosteriorKind.MEAN_FIELD
+    scales: tuple[float, float] = (1.0, 1.0)
+    clients_per_round: int | None = None
+    committee: Committee = Committee.SAME
+    first_share: float = 0.5
+    projection: bool = True
+    bounds: Bounds | None = None
+    x_bound: float = 1.0
+    y_bound: float = 1.0
+    aggregation: AggregationSection = field(default_factory=AggregationSection)
+    rows_per_person: int | None = None
+
+    def situation(self, **facts: Any) -> Situation:
+        """For a plan."""
+        method = METHODS[str(self.kind), str(self.privatise)]
+        names = [one.name for one in dataclasses.fields(method.keys)]
+        keys = method.keys(**{name: getattr(self, name) for name in names})
+        return Situation(
+            method=method,
+            settings=keys,
+            limits=Limits(x=self.x_bound, y=self.y_bound, bounds=self.bounds),
+            aggregation=self.aggregation,
+            rows_per_person=self.rows_per_person,
+            **facts,
+        )
 
 
 def plan_for(
@@ -39,9 +114,7 @@ def plan_for(
             Sizes(rows=rows, persons=persons, has_persons=silo.persons is not None, num_features=silo.x.shape[1])
         )
     names = tuple(f"theta{k}" for k in range(model.dim))
-    return plan_of(
-        Situation(model=model, names=names, sizes=tuple(sizes), settings=settings, budget=budget, seed=seed)
-    )
+    return plan_of(settings.situation(model=model, names=names, sizes=tuple(sizes), budget=budget, seed=seed))
 
 
 class Run:

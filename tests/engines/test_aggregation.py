@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 from scipy import stats
+from silobayes.defaults import Settings
+from silobayes.engines.methods import no_change
+from silobayes.engines.planning import build_method
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.defaults import Settings
 from silobayes.engines.local import resume, run
-from silobayes.engines.methods import no_change
-from silobayes.engines.planning import build_method
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.accounting import price

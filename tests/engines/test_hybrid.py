@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 import pytest
+from silobayes.engines.hybrid import differences
+from silobayes.engines.planning import build_method
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.engines.fitting import build_model
-from silobayes.engines.hybrid import differences
 from silobayes.engines.local import Inputs, resume, run
-from silobayes.engines.planning import build_method
 from silobayes.privacy import accounting
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy

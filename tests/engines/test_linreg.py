@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from silobayes.defaults import PublicFacts, Settings, resolve
+from silobayes.engines.linreg import ProjectedRegressionMethod
+from silobayes.engines.planning import build_method
 
 import silobayes
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.linreg import ProjectedRegressionMethod
-from silobayes.engines.planning import build_method
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.accounting import price

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-
-from silobayes.core.errors import InvalidInput
-from silobayes.data.silo import Silo, concatenate
 from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines import methods
 from silobayes.engines.buckets import Buckets, group_sizes
 from silobayes.engines.planning import build_method, deal, shard_buckets
 from silobayes.engines.solvers import LocalSolver
+
+from silobayes.core.errors import InvalidInput
+from silobayes.data.silo import Silo, concatenate
+from silobayes.engines import methods
 from silobayes.families import FullGaussian
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression

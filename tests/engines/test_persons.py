@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from silobayes.engines.buckets import Buckets
+from silobayes.engines.planning import build_method
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.engines.buckets import Buckets
-from silobayes.engines.planning import build_method
 from silobayes.inference import row_gradients
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.door import Door, FreshDraws

@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-
-from silobayes.core.errors import InvalidInput
 from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.local import resume, run
 from silobayes.engines.planning import build_method
 from silobayes.engines.quantile import QuantileMethod
+
+from silobayes.core.errors import InvalidInput
+from silobayes.engines.local import resume, run
 from silobayes.privacy import accounting
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy

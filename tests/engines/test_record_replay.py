@@ -7,25 +7,26 @@ import jax
 import numpy as np
 import pytest
 
-from silobayes.defaults import Settings
 from silobayes.engines.parties import LocalParties
 from silobayes.inference.layouts import ShardSlots
+from silobayes.inference.projection import Bounds
 from silobayes.inference.rows import stack
 from silobayes.models.base import AbstractModel
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
+from silobayes.plans.keys import Clipping, PosteriorKind
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import pvi
 from silobayes.protocols.bcm import Committee
-from silobayes.protocols.linreg import Bounds
 from silobayes.protocols.perturbed import AveragingSilo, ShardedSilo
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import AggregationKind, AggregationSection, Clipping, PosteriorKind, Privatise, ProtocolKind
+from silobayes.study import AggregationKind, AggregationSection
 from silobayes.testing import PrivacyViolation, check_method
 from tests.engines import gate
 from tests.engines.gate import FEATURES, ROWS_PER_PERSON, budget_of, calibrated_once, pairs_of, whole_run
+from tests.engines.harness import Privatise, ProtocolKind, Settings
 
 pytestmark = pytest.mark.usefixtures("calibrated_once")
 __all__ = ["calibrated_once"]  # a fixture

@@ -17,12 +17,12 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from silobayes.engines.methods import PerturbedMethod
+from silobayes.engines.solvers import LocalSolver
 
 import silobayes
 from silobayes.data.silo import Silo
 from silobayes.engines import local
-from silobayes.engines.methods import PerturbedMethod
-from silobayes.engines.solvers import LocalSolver
 from silobayes.privacy.door import Door
 from silobayes.privacy.ledger import Ledger
 from silobayes.runs.metrics import evaluate

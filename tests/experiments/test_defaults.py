@@ -7,8 +7,8 @@ import pytest
 from experiments.adult.methods import METHODS as REAL_METHODS
 from experiments.data import folder
 from experiments.defaults import confirm, report, run, scan, studies
-
 from silobayes.defaults import PublicFacts, resolve
+
 from silobayes.study import encode_silos
 
 needs_data = pytest.mark.skipif(

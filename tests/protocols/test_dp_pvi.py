@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from silobayes.core.errors import InvalidInput
 from silobayes.defaults import Settings
 from silobayes.engines.planning import build_method
+from silobayes.protocols.dp_pvi import Ball
+
+from silobayes.core.errors import InvalidInput
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian
 from silobayes.families.mean_field_gaussian import MeanFieldGaussianEta
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import dp_pvi
-from silobayes.protocols.dp_pvi import Ball
 from silobayes.study import Privatise
 from tests.engines.cases import MODEL, make_silos
 

@@ -81,7 +81,7 @@ def test_batches_of_persons_are_planned_for_as_few_as_there_can_be_or_for_as_man
     assert [silo["persons"] for silo in many.to_json()["silos"]] == [900, 600]
     assert [silo.rows for silo in many.silos] == [1000, 702]
     # Noise in units of the clip norm, and the price, do not depend on how many there are; the widths do.
-    ratios = [made.silos[0].events[0].std / made.settings.clip_norms[0] for made in (few, many)]  # type: ignore[attr-defined]
+    ratios = [made.silos[0].events[0].std / made.settings.clip_norm for made in (few, many)]  # type: ignore[attr-defined]
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-6)
     assert few.widths is not None
     assert many.widths is not None

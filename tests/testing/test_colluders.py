@@ -7,8 +7,8 @@ written false-alarm rate of every assertion that a claim is not refuted; keys ar
 
 import numpy as np
 import pytest
-
 from silobayes.engines.aggregation import aggregator, share_modulus
+
 from silobayes.privacy.accounting import price
 from silobayes.privacy.clipping import Bounded, clip, general
 from silobayes.privacy.door import Door, FreshDraws, release_sum

@@ -1,7 +1,6 @@
 """`silobayes init DIR`: a commented study file to start from."""
 
 import json
-from importlib import resources
 from pathlib import Path
 
 import click
@@ -11,15 +10,19 @@ from silobayes.core.errors import InvalidInput
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--method", help="Write just the keys of this method; `silobayes methods` lists them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def init(directory: Path, as_json: bool) -> None:
+def init(directory: Path, method: str | None, as_json: bool) -> None:
     """Write a commented study.toml into DIR; a file that is already there is never touched."""
-    template = resources.files("silobayes").joinpath("study_template.toml").read_text(encoding="utf-8")
+    from silobayes.plans import METHODS
+    from silobayes.studies.template import by_name, template
+
+    text = template(by_name(method or "pvi", METHODS), is_default=method is None)
     path = directory / "study.toml"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
-            file.write(template)
+            file.write(text)
     except FileExistsError:
         taken = path if path.exists() else directory
         raise InvalidInput("DIR", "a place for a new study.toml", str(taken), "Choose another directory.") from None

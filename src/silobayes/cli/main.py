@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": _Entry(module="silobayes.cli.explain", summary="A study in plain words for a data-protection officer."),
     "init": _Entry(module="silobayes.cli.init", summary="A commented study file to start from."),
     "ledger": _Entry(module="silobayes.cli.ledger", summary="Create or show the privacy ledger of a data set."),
+    "methods": _Entry(module="silobayes.cli.methods", summary="What there is to choose from, and what it releases."),
     "plan": _Entry(module="silobayes.cli.plan", summary="Noise, rounds and widths before any row is read."),
     "privacy": _Entry(module="silobayes.cli.privacy", summary="The accountant as a calculator."),
     "report": _Entry(module="silobayes.cli.report", summary="One self-contained HTML file of a finished run."),

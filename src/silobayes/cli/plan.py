@@ -93,7 +93,7 @@ def _print(made: "Plan") -> None:
         if len(made.widths) > _MAX_LINES:
             console.print(f"... and {len(made.widths) - _MAX_LINES} more coefficients")
     console.print(Text(f"Each site sends {answer['leaves_a_site']}"))
-    if made.settings.clip_quantile is not None:
+    if getattr(made.settings, "clip_quantile", None) is not None:
         console.print(
             "The first release chooses the clip norms, around those of the settings; the others are clipped to them."
         )

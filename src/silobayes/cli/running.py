@@ -110,8 +110,6 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
     from rich.table import Table
     from rich.text import Text
 
-    from silobayes.study import NOISE_AWARE
-
     summary = posterior.summary()
     table = Table(title="Posterior", title_justify="left")
     for heading in ("parameter", "mean", "sd", "95 % interval"):
@@ -131,7 +129,7 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
             f"(unit: {privacy['unit']}, relation: {privacy['relation']}).",
             highlight=False,
         )
-        if posterior.provenance.get("method") not in NOISE_AWARE:
+        if not ended["knows_noise"]:
             console.print(NOISE_NOTE, highlight=False)
         if skipped := posterior.provenance.get("visits_without_effect"):
             console.print(f"{skipped} visits had no effect: with this much noise q would have run away.", style="red")

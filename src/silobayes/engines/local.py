@@ -1,8 +1,8 @@
 """The local engine: all silos in one process, the reference semantics (DESIGN 5).
 
 Every silo still has its own ledger and its own door; a run lives in a directory (`runs.directory`) and goes on from
-there after Ctrl-C or kill -9. The order of a step: draw from what was paid, solve, checkpoint, trace, progress. A
-step that was not checkpointed was never shown to anybody, and its draws died with the process.
+there after Ctrl-C or kill -9. A visit: draw from what was paid, solve, reply, merge; commits go by the clock. A visit
+that was not committed was never shown to anybody, and its draws died with the process.
 """
 
 import dataclasses
@@ -19,23 +19,25 @@ from typing import Any
 from silobayes import __version__
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.defaults import PublicFacts, Settings, resolve
 from silobayes.engines.doors import Bill, Doors, charged_accounts, check, ledger_places
 from silobayes.engines.loop import make_visit
 from silobayes.engines.parties import LocalParties, sum_of
 from silobayes.models.base import AbstractModel
+from silobayes.plans import plan_of
+from silobayes.plans.situation import Situation, Sizes
 from silobayes.posterior import Posterior
 from silobayes.privacy.events import to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
-from silobayes.plans import plan_of
-from silobayes.plans.situation import Situation, Sizes
 from silobayes.protocols.roles import Plan
 from silobayes.protocols.schedule import Visit, visits_per_silo
 from silobayes.runs import claims
 from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
-from silobayes.study import Mode, Study
+from silobayes.study import AggregationSection, Mode, Study
+
+# Between commits: what a crash may cost.
+_COMMIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,29 +126,14 @@ def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | Non
     return _go_on(directory, inputs, *_prepare(inputs), progress)
 
 
-def _prepare(inputs: Inputs) -> tuple[Settings, Budget | None, Plan]:
-    study, privacy = inputs.study, inputs.study.privacy
+def _prepare(inputs: Inputs) -> tuple[Any, Budget | None, Plan]:
+    study = inputs.study
     names = [silo.name for silo in inputs.silos]
     if len(set(names)) != len(names):
         raise InvalidInput("silos", "different names", names, "Rename the silos.")
-    budget = None
-    if privacy.mode is Mode.DP:
-        assert privacy.epsilon is not None
-        assert privacy.delta is not None
-        assert privacy.relation is not None
-        assert privacy.unit is not None
-        budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    silo_rows = [study.public_rows(silo) for silo in inputs.silos]
-    settings = resolve(study, PublicFacts.of(inputs.model, inputs.silos, silo_rows))
-    situation = Situation(
-        model=inputs.model,
-        names=inputs.names,
-        sizes=tuple(_sizes(study, silo) for silo in inputs.silos),
-        settings=settings,
-        budget=budget,
-        seed=study.study.seed,
-    )
-    return settings, budget, plan_of(situation)
+    sizes = tuple(_sizes(study, silo) for silo in inputs.silos)
+    situation = Situation.of(study, inputs.model, inputs.names, sizes)
+    return situation.settings, situation.budget, plan_of(situation)
 
 
 def _sizes(study: Study, silo: Silo) -> Sizes:
@@ -166,7 +153,7 @@ def _public_size(study: Study, silo: Silo) -> dict[str, Any]:
 def _go_on(
     directory: RunDirectory,
     inputs: Inputs,
-    settings: Settings,
+    settings: Any,
     budget: Budget | None,
     plan: Plan,
     progress: Callable[[Progress], None] | None,
@@ -176,10 +163,9 @@ def _go_on(
         account = _account(inputs, directory.facts["run_id"])
         if budget is not None:
             _look_for_charges(directory, inputs)
-        parties = LocalParties(
-            plan, inputs.silos, lambda silo, visit: None, settings.aggregation, inputs.study.hash
-        )
-        (state, parties.states), step = directory.load_step((plan.server.init(), parties.states))
+        study = inputs.study
+        parties = LocalParties(plan, inputs.silos, lambda silo, visit: None, study.aggregation, study.hash)
+        state, parties.states, step = directory.load(plan.server.init(), parties.states)
         if budget is not None and step > 0 and not directory.has_charged:
             fix = "Bring back run.json and the ledgers, or start a new run."
             raise InvalidInput("ledgers", f"what paid for {step} released steps", "no charge of this run", fix)
@@ -187,20 +173,56 @@ def _go_on(
         if budget is not None:
             doors = _pay(directory, inputs, budget, plan, account, (state, parties.states), step)
             parties.door_of = doors.at
-        for visit in plan.visits[step:]:
-            state = make_visit(plan, parties, state, visit)
-            line = {"visited": [inputs.silos[m].name for m in visit.silos], **plan.server.info(state)}
-            directory.save_step((state, parties.states), visit.number + 1, line)
-            if progress is not None:
-                progress(_progress(inputs, plan, visit, doors))
-        certificate = _certificate(inputs, settings, budget, doors, directory, account) | plan.server.facts(state)
+        clock = _Clock(directory, parties)
+        with clock:
+            for visit in plan.visits[step:]:
+                state = make_visit(plan, parties, state, visit)
+                line = {"visited": [inputs.silos[m].name for m in visit.silos], **plan.server.info(state)}
+                clock.tick(state, {"step": visit.number + 1, **line})
+                if progress is not None:
+                    progress(_progress(inputs, plan, visit, doors))
+        certificate = _certificate(inputs, budget, doors, directory, account) | plan.server.facts(state)
         posterior = dataclasses.replace(plan.server.posterior(state), provenance=certificate)
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}
-        crossed = communications(plan, settings)
+        crossed = communications(plan, settings.rounds, study.aggregation)
         directory.finish({"metrics": metrics, "communications": crossed, "timing": timing}, certificate)
     return posterior
+
+
+class _Clock:
+    """Commits once a second, and when the run ends or is interrupted.
+
+    What was shown or left the process is never drawn again; what was not may be: its draws died with the process. So
+    there is one commit point for server and silos together, and syncs do not bound a visit.
+    """
+
+    def __init__(self, directory: RunDirectory, parties: LocalParties) -> None:
+        self.directory, self.parties = directory, parties
+        self.last, self.lines = time.monotonic(), []
+        self.states: tuple[Any, list[Any]] = (None, [])
+
+    def tick(self, state: Any, line: dict[str, Any]) -> None:
+        """A visit was made."""
+        # A pair: an interrupt may come when silos have moved and the server has not.
+        self.states = (state, list(self.parties.states))
+        self.lines.append(line)
+        if time.monotonic() - self.last >= _COMMIT_S:
+            self.commit()
+
+    def commit(self) -> None:
+        """Keep all visits so far."""
+        if self.lines:
+            lines, self.lines = self.lines, []
+            self.directory.commit(*self.states, lines[-1]["step"], lines)
+        self.last = time.monotonic()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        self.commit()
 
 
 def _account(inputs: Inputs, run_id: str, noise: str | None = None) -> str:
@@ -249,7 +271,7 @@ def _pay(
     bills = _bills(plan, places, [not directory.has_charged and place.is_relative_to(own) for place in places])
 
     def begin() -> None:
-        directory.keep_start(states)
+        directory.keep_start(*states)
         directory.begin_to_charge()
 
     return Doors.pay(
@@ -273,7 +295,7 @@ def _progress(inputs: Inputs, plan: Plan, visit: Visit, doors: Doors | None) -> 
     )
 
 
-def communications(plan: Plan, settings: Settings) -> dict[str, int]:
+def communications(plan: Plan, num_rounds: int, aggregation: AggregationSection) -> dict[str, int]:
     """What crosses between silos and server; what compute nodes tell each other does not reach a silo.
 
     An exchange is one broadcast down, of as many float64 numbers as the natural parameters, and its answer up: as many
@@ -286,10 +308,10 @@ def communications(plan: Plan, settings: Settings) -> dict[str, int]:
     last = plan.visits[-1]
     query = plan.silos[last.part].query
     if query.modulus is not None:
-        sums = sum_of(settings.aggregation, query, len(last.silos), "0" * 64)
+        sums = sum_of(aggregation, query, len(last.silos), "0" * 64)
         messages, up = sums.messages_per_client, sums.bytes_per_client(plan.numbers)
     return {
-        "rounds": last.steps * settings.rounds,
+        "rounds": last.steps * num_rounds,
         "messages": (1 + messages) * exchanges,
         "bytes": (8 * plan.numbers + up) * exchanges,
     }
@@ -297,7 +319,6 @@ def communications(plan: Plan, settings: Settings) -> dict[str, int]:
 
 def _certificate(
     inputs: Inputs,
-    settings: Settings,
     budget: Budget | None,
     doors: Doors | None,
     directory: RunDirectory,
@@ -327,7 +348,7 @@ def _certificate(
             paid = [to_json(event) for event in events]
             silos.append({"name": silo.name, "epsilon": spent.epsilon, "ledger": ledger, "events": paid})
     charged = [event for events in doors.events for event in events]
-    section = settings.aggregation
+    section = inputs.study.aggregation
     return {
         **common,
         "mode": Mode.DP.value,
@@ -336,7 +357,7 @@ def _certificate(
         "delta": budget.delta,
         "relation": budget.relation.value,
         "unit": budget.unit.value,
-        "method": settings.privatise.value,
+        "method": inputs.study.method.privatise,
         "sampler": claims.sampler_of(charged),
         "noise": claims.noise_in_words(charged),
         "aggregation": {"kind": section.kind.value, "colluding": section.num_colluding},

@@ -1,9 +1,9 @@
 """The one loop, and who answers it (SEAM): the server says something, parties answer, only their sum comes back.
 
-    parties.ask(visit, down)            # draw, solve, reply
-    total = parties.total(visit)
-    merged = server.merge(state, visit, total)
-    parties.settle(visit, merged.counted)
+parties.ask(visit, down)            # draw, solve, reply
+total = parties.total(visit)
+merged = server.merge(state, visit, total)
+parties.settle(visit, merged.counted)
 """
 
 import abc
@@ -35,9 +35,7 @@ class AbstractParties(abc.ABC):
         """All steps of a visit at once, where these parties can; None where they cannot."""
 
 
-def run(
-    plan: Plan, parties: AbstractParties, state: Any, first: int, after: Callable[[Visit, Any], None]
-) -> Any:
+def run(plan: Plan, parties: AbstractParties, state: Any, first: int, after: Callable[[Visit, Any], None]) -> Any:
     """The server's state after all visits from number `first` on; `after` is called with the state after each."""
     for visit in plan.visits[first:]:
         state = make_visit(plan, parties, state, visit)

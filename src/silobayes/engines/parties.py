@@ -162,9 +162,7 @@ class LocalParties(AbstractParties):
             padded = padded[np.argsort(chosen[padded], kind="stable")]
             own = _stacked([self.states[m] for m in chosen[padded]])
             rows, draws = stack.take(chosen[padded]), _stacked([drawn[k] for k in padded])
-            results = _solve_all(
-                solve, rows, own, down, draws, chosen[padded], side_by_side=_side_by_side(solve, rows)
-            )
+            results = _solve_all(solve, rows, own, down, draws, chosen[padded], side_by_side=_side_by_side(solve, rows))
             leaves, structure = jax.tree.flatten(results)
             on_host = [np.asarray(leaf) for leaf in leaves]
             for place, position in enumerate(padded.tolist()):
@@ -227,7 +225,5 @@ def sum_of(section: AggregationSection, query: AbstractQuery, num_silos: int, id
     if section.kind is AggregationKind.TRUSTED:
         return PlainSum(**common)
     if section.kind is AggregationKind.SECRET_SHARING:
-        return SecretSharingSum(
-            **common, modulus=modulus, compute_nodes=section.compute_nodes or 3, study_hash=study
-        )
+        return SecretSharingSum(**common, modulus=modulus, compute_nodes=section.compute_nodes or 3, study_hash=study)
     return PairwiseMaskSum(**common, modulus=modulus, study_hash=study)

@@ -121,9 +121,7 @@ class ShardSlots(AbstractLayout):
             slots.append(places)
         flat = stack(parts, self.shards * self.width, slots)
         shape = (len(silos), *self.shape)
-        return Rows(
-            x=flat.x.reshape(*shape, -1), y=flat.y.reshape(*shape), present=flat.present.reshape(*shape)
-        )
+        return Rows(x=flat.x.reshape(*shape, -1), y=flat.y.reshape(*shape), present=flat.present.reshape(*shape))
 
     def _by_shard(self, silo: Silo) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """The rows shard by shard, and their slots."""

@@ -94,7 +94,9 @@ class LocalOptimum(eqx.Module):
             network = (self.model, self.family, common_key, eta_q)
             return jax.vmap(lambda own: network_factor(*network, own, power))(rows)  # type: ignore[arg-type]
         keys = jax.random.split(key, rows.x.shape[0])
-        return jax.lax.map(lambda shard: self.factor(shard[0], shard[1], eta_q, shard[2], power), (rows, eta_cavity, keys))
+        return jax.lax.map(
+            lambda shard: self.factor(shard[0], shard[1], eta_q, shard[2], power), (rows, eta_cavity, keys)
+        )
 
     def prior_factor(self, eta_cavity: GaussianEta, eta_start: GaussianEta, key: PRNGKeyArray) -> GaussianEta:
         """A prior that is not Gaussian is one more factor (no rows, no price)."""

@@ -10,7 +10,7 @@ from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.mechanisms import AbstractMechanism, GaussianMechanism, SkellamMechanism
 from silobayes.privacy.queries import OpenSum, PrivateSum
-from silobayes.study import AggregationKind, AggregationSection
+from silobayes.studies.study import AggregationKind, AggregationSection
 
 Key = TypeVar("Key")
 

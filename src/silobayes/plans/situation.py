@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from silobayes.core.errors import InvalidInput
-from silobayes.defaults import Settings
 from silobayes.families import FullGaussian, MeanFieldGaussian
 from silobayes.inference.coordinates import num_coordinates
 from silobayes.inference.layouts import AbstractLayout, PersonSlots, person_slots, row_slots
 from silobayes.inference.solvers import LocalOptimum
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
 from silobayes.plans.calibration import Sums, noise_multipliers
+from silobayes.plans.keys import PosteriorKind
+from silobayes.plans.rules import Limits, PublicFacts, settings_of
 from silobayes.privacy.events import AbstractEvent, Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.loops import StepPlan
@@ -24,14 +24,16 @@ from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler
 from silobayes.protocols import pvi
 from silobayes.protocols.etas import flatten_eta, to_host
 from silobayes.protocols.roles import Seat
-from silobayes.protocols.schedule import Visit, visits, visits_per_silo
-from silobayes.study import PosteriorKind
+from silobayes.protocols.schedule import Schedule, Visit, visits, visits_per_silo
+from silobayes.studies.method import Method
+from silobayes.studies.study import AggregationSection, Study
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """What is public of a silo: its number of rows and, where batches are of persons, of persons; whether it knows whose
-    rows it has, and how many features they have."""
+    rows it has, and how many features they have.
+    """
 
     rows: int
     persons: int | None = None
@@ -41,19 +43,59 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Situation:
-    """A model, public sizes, settings and the budget of each silo (None: not private)."""
+    """All that a plan may look at.
 
+    Attributes:
+        method: What is planned.
+        settings: Its keys, all of them filled in.
+        model: Of the study.
+        names: Of the model's parameters.
+        sizes: Of the silos.
+        limits: What a row can hold.
+        aggregation: How answers are added up.
+        rows_per_person: A public bound on the rows of one person, or None.
+        budget: Of each silo; None: not private.
+        seed: Of model randomness, of the schedule and of dealing rows to shards.
+    """
+
+    method: Method
+    settings: Any
     model: AbstractModel
     names: tuple[str, ...]
     sizes: tuple[Sizes, ...]
-    settings: Settings
+    limits: Limits
+    aggregation: AggregationSection
+    rows_per_person: int | None
     budget: Budget | None
     seed: int
+
+    @classmethod
+    def of(cls, study: Study, model: AbstractModel, names: tuple[str, ...], sizes: tuple[Sizes, ...]) -> "Situation":
+        """Of a study, with the rules' values for all that it leaves out."""
+        facts = PublicFacts.of(model, [own.rows for own in sizes])
+        return cls(
+            method=study.method,
+            settings=settings_of(study, facts),
+            model=model,
+            names=names,
+            sizes=sizes,
+            limits=Limits.of(study),
+            aggregation=study.aggregation,
+            rows_per_person=study.data.rows_per_person,
+            budget=study.budget,
+            seed=study.study.seed,
+        )
 
     @property
     def num_silos(self) -> int:
         """How many silos there are."""
         return len(self.sizes)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Of each silo; 1 where a method has no such key."""
+        shards = getattr(self.settings, "shards", None) or 1
+        return shards if isinstance(shards, tuple) else (shards,) * self.num_silos
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -85,8 +127,8 @@ class Situation:
             model=self.model,
             family=self.family,
             floor=pvi.precision_floor(self.eta_p),
-            num_steps=self.settings.steps,
-            step_size=np.float32(self.settings.step_size),  # type: ignore[arg-type]
+            num_steps=getattr(self.settings, "steps", 1),
+            step_size=np.float32(getattr(self.settings, "step_size", 1.0)),  # type: ignore[arg-type]
         )
 
     @cached_property
@@ -98,17 +140,17 @@ class Situation:
     def visits(self) -> tuple[Visit, ...]:
         """Of all rounds."""
         return visits(
-            self.settings.schedule,
+            getattr(self.settings, "schedule", Schedule.SYNCHRONOUS),
             num_silos=self.num_silos,
             num_rounds=self.settings.rounds,
-            silos_per_round=self.settings.clients_per_round,
+            silos_per_round=getattr(self.settings, "clients_per_round", None),
             seed=self.seed,
         )
 
     @cached_property
     def sums(self) -> Sums:
         """Over the silos of a visit of a round."""
-        return Sums(section=self.settings.aggregation, together=len(self.visits[0].silos))
+        return Sums(section=self.aggregation, together=len(self.visits[0].silos))
 
     @property
     def everybody(self) -> Visit:
@@ -128,7 +170,7 @@ class Situation:
     @property
     def rows_per_unit(self) -> int:
         """Slots of one unit of a batch."""
-        return (self.settings.rows_per_person or 1) if self.by_person else 1
+        return (self.rows_per_person or 1) if self.by_person else 1
 
     def row_seats(self) -> tuple[Seat, ...]:
         """A slot for every row."""
@@ -140,16 +182,15 @@ class Situation:
         if not self.by_person:
             return self.rows, row_slots(self.rows)
         numbers = tuple(own.persons or own.rows for own in self.sizes)
-        assert self.settings.rows_per_person is not None
-        return numbers, person_slots(numbers, self.settings.rows_per_person)
+        assert self.rows_per_person is not None
+        return numbers, person_slots(numbers, self.rows_per_person)
 
     def loop(self, sampler: Sampler, noise_multiplier: float) -> StepPlan:
         """One visit's loop."""
-        (clip_norm,) = self.settings.clip_norms
         return StepPlan(
             sampler=sampler,
             num_steps=self.settings.steps,
-            clip_norm=clip_norm,
+            clip_norm=self.settings.clip_norm,
             noise_multiplier=noise_multiplier,
             dimension=num_coordinates(self.family),
             unit=self.paid.unit,
@@ -186,15 +227,10 @@ class Situation:
             "names": self.names,
             "eta_p": self.eta_p,
             "first_start": self.start,
-            "damping": self.settings.damping,
+            "damping": getattr(self.settings, "damping", 1.0),
             "seed": self.seed,
             "num_visits": len(self.visits),
             "averages": self.budget is not None,
             "is_private": self.budget is not None,
         }
         return pvi.PVIServer(**{**fields, **changes})
-
-
-def refuse(key: str, expected: str, got: object, fix: str) -> None:
-    """`InvalidInput`, where a method cannot do what a study asks for."""
-    raise InvalidInput(key, expected, got, fix)

@@ -110,7 +110,9 @@ class PrivateSum(AbstractQuery):
             num_clients=self.together,
             largest_count=self.num_terms * int(np.ceil(layout.norm / layout.grid)),
             # Every silo adds a share, so that the sum contains more noise than was priced.
-            noise_stddev=mechanism.noise_multiplier / layout.grid * float(np.sqrt(self.together / mechanism.num_shares)),
+            noise_stddev=mechanism.noise_multiplier
+            / layout.grid
+            * float(np.sqrt(self.together / mechanism.num_shares)),
             dimension=layout.total.size,
             num_sums=self.num_sums,
         )
@@ -164,9 +166,7 @@ class OpenSum(AbstractQuery):
         if self.together is None:
             return None
         largest = largest_count(grid=_OPEN_GRID, largest=_LARGEST_OPEN)
-        return modulus_for(
-            num_clients=self.together, largest_count=largest, noise_stddev=0.0, dimension=1, num_sums=1
-        )
+        return modulus_for(num_clients=self.together, largest_count=largest, noise_stddev=0.0, dimension=1, num_sums=1)
 
     def event(self, silo: int) -> None:
         """Nothing: what rows are in the numbers was paid for where they were released."""

@@ -10,7 +10,7 @@ Guarantees:
 """
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 from jaxtyping import PRNGKeyArray

@@ -13,7 +13,6 @@ Guarantees:
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx

@@ -21,7 +21,6 @@ from silobayes.inference.solvers import AllRows
 from silobayes.models.base import GaussianEta, GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.posterior import Posterior
-from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
@@ -103,9 +102,7 @@ class RowsSilo(AbstractSilo[tuple[()]]):
         """Nothing."""
         return ()
 
-    def reply(
-        self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any
-    ) -> tuple[tuple[()], Message]:
+    def reply(self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any) -> tuple[tuple[()], Message]:
         """See `AbstractSilo`."""
         assert door is not None
         # All of them, also those that compiled code leaves out: how many are sent may not depend on what they hold.

@@ -235,7 +235,7 @@ class PVIServer(AbstractServer[ServerState]):
         return self.advance(state, visit, unflatten_eta(self.query.read(total), self.eta_p))
 
     def advance(self, state: ServerState, visit: Visit, d_eta: GaussianEta) -> Merged[ServerState]:
-        """q moves by the silos' changes, unless it would run away: that depends on released numbers only."""
+        """Q moves by the silos' changes, unless it would run away: that depends on released numbers only."""
         prior = state.prior
         if not self.local.model.prior_is_gaussian:
             prior = self._refit_prior(state, visit)
@@ -262,7 +262,9 @@ class PVIServer(AbstractServer[ServerState]):
     def _refit_prior(self, state: ServerState, visit: Visit) -> GaussianEta:
         """A prior that is not Gaussian is one more factor."""
         start = self.down(state, visit).start
-        found = to_host(_prior_factor(self.local, to_single(state.eta_q - state.prior), to_single(start), self.key(visit)))
+        found = to_host(
+            _prior_factor(self.local, to_single(state.eta_q - state.prior), to_single(start), self.key(visit))
+        )
         return state.prior + self.damping * (found - state.prior)
 
     def posterior(self, state: ServerState) -> Posterior:

@@ -79,9 +79,7 @@ def visits(
         elif schedule is Schedule.SEQUENTIAL:
             found.extend(Visit(silos=(silo,)) for silo in everybody)
         elif schedule is Schedule.SAMPLED:
-            found.append(
-                Visit(silos=tuple(sorted(rng.choice(num_silos, silos_per_round, replace=False).tolist())))
-            )
+            found.append(Visit(silos=tuple(sorted(rng.choice(num_silos, silos_per_round, replace=False).tolist()))))
         else:
             order = rng.permutation(num_silos).tolist()
             found.extend(Visit(silos=(silo,), lag=int(rng.integers(4))) for silo in order)

@@ -23,7 +23,7 @@ from silobayes.report import figures
 from silobayes.report.explain import explain
 from silobayes.report.run_files import COMPARISONS, RunFiles, read_run
 from silobayes.report.verification import Verification, verify
-from silobayes.study import NOISE_AWARE, Study
+from silobayes.study import Study
 
 HTML, JSON = "report.html", "report.json"
 NOT_PRIVATE = "not_private"
@@ -84,7 +84,7 @@ def as_html(
     return environment.get_template("report.html.jinja").render(
         study=study,
         is_private=is_private,
-        knows_noise=run.certificate.get("method") in NOISE_AWARE,
+        knows_noise=study.method.knows_noise,
         stamp=run.certificate.get("stamp") or "NOT PRIVATE: nothing in this run protects anybody",
         certificate=_flat(run.certificate),
         epsilon=run.certificate.get("epsilon"),

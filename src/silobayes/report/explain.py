@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from silobayes.data.description import Public
 from silobayes.data.encoding import Outside
-from silobayes.defaults import privatise_of
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.study import PERTURBING, QUANTILE, AggregationKind, Mode, Privatise, ProtocolKind, Study
+from silobayes.study import AggregationKind, Mode, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,57 +44,21 @@ _PUBLIC = {
     Public.CATEGORIES: "the categories of the columns",
     Public.CLASSES: "the classes of the target",
 }
-_LEAVES = {
-    Privatise.NONE: "exact results computed from its rows. Nothing protects them.",
-    Privatise.DP_OPTIMISATION: (
-        "the change of its part of the posterior, found by steps of which each saw the rows only through a sum of "
-        "clipped gradients with noise."
-    ),
-    Privatise.PARAMETER_PERTURBATION: "the clipped change of its part of the posterior, with {noise}.",
-    Privatise.LOCAL_AVERAGING: (
-        "the average, with {noise}, of the clipped changes that fixed random parts of its rows ask for."
-    ),
-    Privatise.VIRTUAL_CLIENTS: (
-        "the sum, with {noise}, of the clipped changes that fixed random parts of its rows ask for."
-    ),
-    Privatise.SUFFICIENT_STATISTICS: "sums of clipped squares and products of its columns, with {noise}, once.",
-    Privatise.INPUT_PERTURBATION: "every row by itself, clipped and with noise, once.",
-    Privatise.HYBRID: (
-        "sums of clipped squares and products of its columns, with noise, once; then the change of its part of the "
-        "posterior, found by steps of which each saw the rows only through a sum of clipped gradients with noise."
-    ),
-}
 
 
 def what_leaves(study: Study) -> str:
     """What a site sends, as the rest of the sentence "Each site sends ..."."""
-    return _template(study).format(noise="its share of the noise" if sends_shares(study) else "noise")
+    return study.method.leaves(study).format(noise="its share of the noise" if sends_shares(study) else "noise")
 
 
 def sends_shares(study: Study) -> bool:
     """Whether only the sum over silos has all the noise that is priced, and a site's own message too little."""
-    method = privatise_of(study)
-    shared = (*PERTURBING, Privatise.SUFFICIENT_STATISTICS)
-    is_global = study.protocol.kind is ProtocolKind.GLOBAL_VI and method is Privatise.DP_OPTIMISATION
-    return study.aggregation.kind is not AggregationKind.NONE and (method in shared or is_global)
+    return study.aggregation.kind is not AggregationKind.NONE and study.method.shares
 
 
-def _template(study: Study) -> str:
-    method = privatise_of(study)
-    if study.protocol.kind is ProtocolKind.GLOBAL_VI and method is Privatise.DP_OPTIMISATION:
-        return "in each step of one common optimisation, a sum of clipped gradients of its rows with {noise}."
-    from_sums = study.protocol.kind is ProtocolKind.LINREG and method is Privatise.SUFFICIENT_STATISTICS
-    if from_sums and study.protocol.projection is not False:
-        return (
-            "sums of clipped squares of its columns, with {noise}, once; then sums of squares and products of its "
-            "columns, clipped to ranges that follow from the first sums, with {noise}, once."
-        )
-    if study.protocol.clip_norm == QUANTILE:
-        return (
-            "once, before the first round, counts of how large the changes are that its rows, in fixed random parts or "
-            f"as a whole, ask for, on a public scale and with {{noise}}; then, in each round, {_LEAVES[method]}"
-        )
-    return _LEAVES[method]
+def clients_per_round(study: Study) -> int | None:
+    """How many silos a round visits where it does not visit all."""
+    return getattr(study.protocol, "clients_per_round", None)
 
 
 def explain(study: Study) -> tuple[Section, ...]:
@@ -175,7 +138,7 @@ def _sums(study: Study) -> list[str]:
         }[section.kind]
     ]
     if sends_shares(study):
-        num_clients = study.protocol.clients_per_round or len(study.description.silo_names)
+        num_clients = clients_per_round(study) or len(study.description.silo_names)
         example = f" ({section.num_shares(num_clients)} of {num_clients})" if num_clients else ""
         others = section.num_colluding
         more = f", and {others} more may do so with it, or drop out" if others else ""

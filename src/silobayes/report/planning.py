@@ -1,6 +1,6 @@
 """What a study will do and cost, before any row is read: from the study file and the number of rows alone.
 
-Runs are planned from public sizes too, so settings and noise here are those of a real run. The expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
+A plan needs public sizes only, so settings and noise are those of a real run. The expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
 with per-row weights w of label-free clipping, curvature c and feature vector x,
 
     J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise
@@ -30,7 +30,6 @@ import numpy as np
 from silobayes.core.errors import InvalidInput
 from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import Encoding, Numeric
-from silobayes.defaults import PublicFacts, Settings, privatise_of, resolve
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import communications
 from silobayes.models.base import AbstractGLM, AbstractModel
@@ -40,8 +39,8 @@ from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
-from silobayes.report.explain import sends_shares, what_leaves
-from silobayes.study import Mode, Privatise, Study
+from silobayes.report.explain import clients_per_round, sends_shares, what_leaves
+from silobayes.study import Study
 
 _MADE_UP_ROWS = 2000
 
@@ -74,7 +73,7 @@ class Plan:
     """A study, worked out."""
 
     study: Study
-    settings: Settings
+    settings: Any
     silos: tuple[SiloPlan, ...]
     num_parameters: int
     num_messages: int
@@ -109,7 +108,7 @@ class Plan:
         """The shares of so many silos are the noise that is priced; None where each silo has a noise of its own."""
         if not sends_shares(self.study):
             return None
-        return self.settings.aggregation.num_shares(self.settings.clients_per_round or len(self.silos))
+        return self.study.aggregation.num_shares(clients_per_round(self.study) or len(self.silos))
 
 
 def _plain(value: Any) -> Any:
@@ -129,26 +128,15 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
     if len(rows) != len(names) or any(count < 1 for count in rows):
         fix = "Pass the rows of all silos together, or one number for each."
         raise InvalidInput("rows", f"{len(names)} positive numbers", list(rows), fix)
-    encoding, privacy = study.encoding, study.privacy
-    model = build_model(study, len(encoding.feature_names))
+    encoding = study.encoding
+    features = encoding.feature_names
+    model = build_model(study, len(features))
     numbers = _persons(study, rows, persons)
-    sizes = _public_sizes(study, rows, numbers)
-    settings = resolve(study, PublicFacts.of(model, (), [own.rows for own in sizes]))
-    budget = None
-    if privacy.mode is Mode.DP:
-        assert privacy.epsilon and privacy.delta and privacy.relation and privacy.unit  # noqa: PT018 (mode dp has all)
-        budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, relation=privacy.relation, unit=privacy.unit)
-    made = plan_of(
-        Situation(
-            model=model,
-            names=model.parameter_names(encoding.feature_names),
-            sizes=sizes,
-            settings=settings,
-            budget=budget,
-            seed=study.study.seed,
-        )
-    )
+    sizes = tuple(_sizes(study, count, people) for count, people in zip(rows, numbers, strict=True))
+    situation = Situation.of(study, model, model.parameter_names(features), sizes)
+    made, settings, budget = plan_of(situation), situation.settings, situation.budget
     events = made.total_events
+
     return Plan(
         study=study,
         settings=settings,
@@ -163,10 +151,10 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             for name, count, people, own in zip(names, rows, numbers, events, strict=True)
         ),
         num_parameters=model.dim,
-        num_messages=communications(made, settings)["messages"],
+        num_messages=communications(made, settings.rounds, study.aggregation)["messages"],
         widths=expected_widths(
+            study,
             model,
-            encoding,
             settings,
             rows,
             events,
@@ -181,7 +169,7 @@ def _counts_persons(study: Study) -> bool:
 
 
 def _samples_persons(study: Study) -> bool:
-    return study.privacy.unit is Unit.PERSON and privatise_of(study) is Privatise.DP_OPTIMISATION
+    return study.privacy.unit is Unit.PERSON and study.method.loops
 
 
 def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -> list[int]:
@@ -202,17 +190,16 @@ def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -
     return list(persons)
 
 
-def _public_sizes(study: Study, rows: Sequence[int], units: Sequence[int]) -> tuple[Sizes, ...]:
-    """What is public of silos of so many rows: where their numbers are not, as many as their persons may have."""
-    by_person, most = study.privacy.unit is Unit.PERSON, study.data.rows_per_person or 1
-    return tuple(
-        Sizes(
-            rows=count if study.tells_rows else own * most,
-            persons=own if by_person else None,
-            has_persons=by_person,
-            num_features=len(study.encoding.feature_names),
-        )
-        for count, own in zip(rows, units, strict=True)
+def _sizes(study: Study, rows: int, persons: int) -> Sizes:
+    protects_persons = study.privacy.unit is Unit.PERSON
+    if not study.tells_rows:
+        assert study.data.rows_per_person is not None, "checked when the study was built"
+        rows = persons * study.data.rows_per_person
+    return Sizes(
+        rows=rows,
+        persons=persons if protects_persons else None,
+        has_persons=protects_persons,
+        num_features=len(study.encoding.feature_names),
     )
 
 
@@ -223,9 +210,9 @@ def _epsilon(events: tuple[AbstractEvent, ...], budget: Budget | None) -> float 
 
 
 def expected_widths(
+    study: Study,
     model: AbstractModel,
-    encoding: Encoding,
-    settings: Settings,
+    settings: Any,
     rows: Sequence[int],
     events: Sequence[tuple[AbstractEvent, ...]],
     *,
@@ -235,8 +222,9 @@ def expected_widths(
 
     Of persons all are taken to have the average number of rows, `rows_per_unit`: a clip norm is shared by so many.
     """
-    if not isinstance(model, AbstractGLM) or settings.privatise not in (Privatise.NONE, Privatise.DP_OPTIMISATION):
+    if not isinstance(model, AbstractGLM) or not study.method.expects_widths:
         return None
+    encoding = study.encoding
     x = made_up_rows(encoding)
     zero = jnp.zeros(len(x))
     curvature = -np.asarray(model.expected_derivatives(zero, zero, zero + 1)[1], float)
@@ -247,10 +235,10 @@ def expected_widths(
         return total / len(x) * (x * (weights * curvature)[:, None]).T @ x
 
     exact = np.linalg.inv(information(np.ones(len(x))) + prior)
-    if settings.privatise is Privatise.NONE:
+    if not study.method.units:
         return _widths(model, encoding, exact, exact)
     norms = rows_per_unit * np.linalg.norm(x, axis=1) * np.asarray(model.score_bound(zero), float)
-    (clip_norm,) = settings.clip_norms
+    clip_norm = settings.clip_norm
     weights = np.where(np.isfinite(norms), np.minimum(1.0, clip_norm / np.maximum(norms, 1e-12)), 1.0)
     score, spread = information(weights), information(weights**2)
     omega = spread.copy()
@@ -260,7 +248,7 @@ def expected_widths(
             rate = 1.0 if event.sampling is None else event.sampling.rate
             noise = (event.std / rate) ** 2 / event.count
             if isinstance(event, SkellamEvent):  # of a sum, in which each silo's share is a part
-                noise /= settings.aggregation.num_shares(len(rows))
+                noise /= study.aggregation.num_shares(len(rows))
             omega += noise * np.eye(model.dim) + (1 / rate - 1) / event.count * count / total * spread
     noisy = np.linalg.inv(score @ np.linalg.solve(omega, score) + prior)
     return _widths(model, encoding, exact, noisy)

@@ -5,6 +5,7 @@ from typing import Any
 
 from silobayes.posterior import DESCRIPTION
 from silobayes.report.run_files import RunFiles
+from silobayes.study import Study
 
 
 def result(run: RunFiles) -> dict[str, Any]:
@@ -32,4 +33,5 @@ def result(run: RunFiles) -> dict[str, Any]:
         "posterior": str(run.directory / DESCRIPTION),
         "directory": str(run.directory),
         "study_hash": certificate.get("study_hash"),
+        "knows_noise": Study.from_dict(run.study).method.knows_noise,
     }

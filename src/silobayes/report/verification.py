@@ -44,7 +44,7 @@ from silobayes.report import words
 from silobayes.report.run_files import RunFiles
 from silobayes.report.words import Check, number
 from silobayes.runs import checkpoint
-from silobayes.runs.directory import LEDGERS
+from silobayes.runs.directory import LEDGERS, private_place
 from silobayes.study import Mode, PrivacySection, Study
 
 # A claim is a float that went through JSON, so it comes back exactly; the margin is for another machine's mathematics.
@@ -141,7 +141,7 @@ def _check_posterior(run: RunFiles, checks: list[Check]) -> None:
 
 
 def _check_private_state(run: RunFiles, checks: list[Check]) -> None:
-    left = [path.name for path in checkpoint.files(run.directory)]
+    left = [path.name for path in checkpoint.files(run.directory, private_place(run.directory))]
     detail = f"{', '.join(left)} left by a crash: `silobayes resume` removes it" if left else "none is left"
     checks.append(Check(name="private state", passed=not left, detail=detail))
 

@@ -20,23 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from silobayes import __version__
-from silobayes.defaults import PublicFacts, privatise_of, resolve
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.privacy.events import (
     AbstractEvent,
-    DiscreteGaussianEvent,
-    GaussianEvent,
     Scheme,
     SkellamEvent,
     to_json,
 )
-from silobayes.report.explain import sends_shares
+from silobayes.report.explain import clients_per_round, sends_shares
 from silobayes.report.run_files import RunFiles
 from silobayes.runs import claims
 from silobayes.runs.directory import CERTIFIED, digests
-from silobayes.study import Mode, Privatise, Study
+from silobayes.study import Mode, Study
 
-# Methods of whose visits each is a loop of releases.
-_LOOPS = (Privatise.DP_OPTIMISATION, Privatise.HYBRID)
 _PROMISES = ("epsilon", "delta", "relation", "unit", "account", "method", "sampler", "noise", "silos")
 
 
@@ -82,7 +78,7 @@ def check_words(run: RunFiles, study: Study) -> list[Check]:
             "delta": privacy.delta,
             "relation": privacy.relation.value,
             "unit": privacy.unit.value,
-            "method": privatise_of(study).value,
+            "method": study.method.privatise,
             "aggregation": {"kind": section.kind.value, "colluding": section.num_colluding},
             "accountant": claims.ACCOUNTANT,
         }
@@ -100,7 +96,7 @@ def check_words(run: RunFiles, study: Study) -> list[Check]:
 def _check_run(run: RunFiles, study: Study) -> Check:
     settings = run.facts.get("settings")
     method = settings.get("privatise") if isinstance(settings, Mapping) else None
-    passed = run.facts.get("study_hash") == study.hash and method == privatise_of(study).value
+    passed = run.facts.get("study_hash") == study.hash and method == study.method.privatise
     return Check(name="run.json", passed=passed, detail="of this study, and of its method")
 
 
@@ -197,25 +193,21 @@ def check_noise(run: RunFiles, study: Study, paid: Mapping[str, Sequence[Abstrac
 
 def noise_of(study: Study) -> frozenset[type[AbstractEvent]]:
     """The kinds of events that a study's method is charged for."""
-    method = privatise_of(study)
-    if sends_shares(study):
-        return frozenset({SkellamEvent})
-    if method is Privatise.DP_OPTIMISATION:
-        return frozenset({GaussianEvent})
-    return frozenset({DiscreteGaussianEvent, GaussianEvent} if method is Privatise.HYBRID else {DiscreteGaussianEvent})
+    return frozenset({SkellamEvent}) if sends_shares(study) else study.method.noise
 
 
 def _sampler(study: Study) -> str | None:
-    return (study.protocol.sampler or Scheme.POISSON).value if privatise_of(study) in _LOOPS else None
+    return (getattr(study.protocol, "sampler", None) or Scheme.POISSON).value if study.method.loops else None
 
 
 def releases_of(run: RunFiles, study: Study, visits: int) -> float:
     """How many releases so many visits of a silo are: by the study, and no fewer than run.json says."""
-    method, planned = privatise_of(study), run.facts.get("releases")
-    made = visits
-    if method in _LOOPS:
-        once = min(visits, 1) if method is Privatise.HYBRID else 0
-        made = once + (visits - once) * _steps(run, study)
+    method, planned = study.method, run.facts.get("releases")
+    made: float = visits
+    if method.loops:
+        once = min(visits, method.first_releases)
+        free = min(visits - once, method.free_visits)
+        made = once + (visits - once - free) * _steps(run, study)
     if not isinstance(planned, list) or not visits < len(planned):
         return math.inf  # more visits than were planned
     numbers = [made, number(planned[visits])]
@@ -224,13 +216,13 @@ def releases_of(run: RunFiles, study: Study, visits: int) -> float:
 
 def _steps(run: RunFiles, study: Study) -> int | float:
     """Of one visit; where the study leaves them to the rule, an earlier version's rule may have been another."""
-    if study.protocol.steps is not None:
-        return study.protocol.steps
+    steps = getattr(study.protocol, "steps", None)
+    if steps is not None:
+        return steps
     if run.facts.get("version") == __version__:
         # The number of steps depends on neither the rows nor the parameters of a private run, only on the study.
-        return resolve(
-            study, PublicFacts(silo_rows=(1,) * max(1, len(listed_silos(run.facts))), num_parameters=1)
-        ).steps
+        facts = PublicFacts(silo_rows=(1,) * max(1, len(listed_silos(run.facts))), num_parameters=1)
+        return settings_of(study, facts).steps
     settings = run.facts.get("settings")
     return number(settings.get("steps")) if isinstance(settings, Mapping) else math.inf
 
@@ -245,7 +237,7 @@ def check_other_silos(run: RunFiles, study: Study, certified: Iterable[str], cha
         charged: Silos that paid for the run and are not among them.
     """
     unnamed = set(charged)
-    if study.protocol.clients_per_round is None:
+    if clients_per_round(study) is None:
         unnamed |= {str(silo.get("name")) for silo in listed_silos(run.facts)} - set(certified)
     detail = f"left out: {', '.join(sorted(unnamed))}" if unnamed else "every silo that paid is certified"
     return Check(name="other silos", passed=not unnamed, detail=detail)

@@ -1,20 +1,23 @@
-"""A run's state on disk: arrays in one file, and a JSON file that names them and is the commit point.
+"""A run's state on disk: arrays in two files, and a JSON file that names both and is the commit point.
 
-A checkpoint may hold private state (factors of virtual clients), so it is readable by its owner only, never leaves the
-machine and is removed when the run ends.
+The server's state is public and lies in the run directory. Silos' states may be private (factors of shards), so they lie
+in a folder beside it, readable by its owner only, which never leaves the machine and is removed when the run ends.
 
 Guarantees:
     What is saved is loaded equal.
     A changed or torn checkpoint is refused.
     A checkpoint of another study is refused.
     A crash while saving leaves the checkpoint before.
+    Nothing private is in the run directory at any moment.
 """
 
 import hashlib
 import io
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,38 +26,41 @@ from silobayes.core.errors import InvalidInput
 from silobayes.privacy.ledger_file import canonical_json
 from silobayes.runs.files import read_json, write_bytes, write_json
 
-State = TypeVar("State")
 NAME = "checkpoint.json"
-_FORMAT = 1
+_FORMAT = 2
 _FIX = (
     "The run cannot go on from it; what was charged stays charged. Keep the ledgers and start a new run if their "
     "budgets allow it."
 )
 
 
-def save(directory: Path, state: Any, *, step: int, study_hash: str, trace: dict[str, Any]) -> None:
-    """Write the state after `step` steps; `trace` is the line that this step adds to the trace."""
-    buffer = io.BytesIO()
-    leaves = jax.tree.leaves(state)
-    np.savez(buffer, **{f"leaf{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)})  # type: ignore[arg-type]
-    arrays = f"checkpoint-{step}.npz"
+def save(
+    directory: Path, private: Path, server: Any, silos: Any, *, step: int, study_hash: str, lines: Sequence[str]
+) -> None:
+    """Write the states after `step` visits; `lines` are those that the visits since the last commit add to the trace."""
+    server_arrays, silo_arrays = _arrays(server), _arrays(silos)
     body = {
         "format": _FORMAT,
         "step": step,
         "study_hash": study_hash,
-        "arrays": arrays,
-        "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
-        "trace": trace,
+        "arrays": f"checkpoint-{step}.npz",
+        "sha256": hashlib.sha256(server_arrays).hexdigest(),
+        "silos": f"states-{step}.npz",
+        "silos_sha256": hashlib.sha256(silo_arrays).hexdigest(),
+        "lines": list(lines),
     }
-    write_bytes(directory / arrays, buffer.getvalue())
+    write_bytes(directory / body["arrays"], server_arrays)
+    write_bytes(private / body["silos"], silo_arrays)
     write_json(directory / NAME, {"body": body, "sha256": _digest(body)})
-    for old in directory.glob("checkpoint-*.npz"):
-        if old.name != arrays:
+    for old in (*directory.glob("checkpoint-*.npz"), *private.glob("states-*.npz")):
+        if old.name not in (body["arrays"], body["silos"]):
             old.unlink()
 
 
-def load(directory: Path, template: State, *, study_hash: str) -> tuple[State, int, dict[str, Any]] | None:
-    """(state, step, its trace line), or None if no step was finished; `template` says which arrays to expect."""
+def load(
+    directory: Path, private: Path, templates: tuple[Any, Any], *, study_hash: str
+) -> tuple[tuple[Any, Any], int, list[str]] | None:
+    """((server, silos), step, its trace lines), or None if nothing was saved; `templates` say which arrays to expect."""
     path = directory / NAME
     if not path.exists():
         return None
@@ -65,30 +71,44 @@ def load(directory: Path, template: State, *, study_hash: str) -> tuple[State, i
     if body["study_hash"] != study_hash:
         fix = "Resume with the study that the run was started with, or start a new run."
         raise InvalidInput("study", "the study of the checkpoint", "another one", fix)
+    server = _load_arrays(path, directory / body["arrays"], body["sha256"], templates[0])
+    silos = _load_arrays(path, private / body["silos"], body["silos_sha256"], templates[1])
+    return (server, silos), body["step"], body["lines"]
+
+
+def _arrays(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    leaves = jax.tree.leaves(state)
+    np.savez(buffer, **{f"leaf{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)})  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _load_arrays(path: Path, arrays: Path, digest: str, template: Any) -> Any:
     try:
-        raw = (directory / body["arrays"]).read_bytes()
+        raw = arrays.read_bytes()
     except OSError:
         raise _refuse(path, "no arrays") from None
-    if hashlib.sha256(raw).hexdigest() != body["sha256"]:
+    if hashlib.sha256(raw).hexdigest() != digest:
         raise _refuse(path, "other arrays than were written")
     expected, structure = jax.tree.flatten(template)
     with np.load(io.BytesIO(raw), allow_pickle=False) as stored:
         found = [stored[f"leaf{k}"] for k in range(len(stored.files))]
-    shapes = [np.shape(leaf) for leaf in expected]
-    if [leaf.shape for leaf in found] != shapes:
+    if [leaf.shape for leaf in found] != [np.shape(leaf) for leaf in expected]:
         raise _refuse(path, "arrays of another method")
     leaves = [int(new) if isinstance(old, int) else new for old, new in zip(expected, found, strict=True)]
-    return jax.tree.unflatten(structure, leaves), body["step"], body["trace"]
+    return jax.tree.unflatten(structure, leaves)
 
 
-def files(directory: Path) -> list[Path]:
+def files(directory: Path, private: Path) -> list[Path]:
     """What is there of the state of a run."""
-    return sorted(directory.glob("checkpoint*"))
+    own = [private] if private.exists() else []
+    return sorted([*directory.glob("checkpoint*"), *own])
 
 
-def remove(directory: Path) -> None:
-    """Delete the private state of a finished run."""
-    for old in files(directory):
+def remove(directory: Path, private: Path) -> None:
+    """Delete the state of a finished run; silos' states first."""
+    shutil.rmtree(private, ignore_errors=True)
+    for old in directory.glob("checkpoint*"):
         old.unlink(missing_ok=True)
 
 

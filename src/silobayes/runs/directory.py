@@ -4,9 +4,10 @@
     run.json            run id, names and sizes of the silos, settings, where the ledgers are and whether they may
                         have been charged
     ledgers/            one ledger per silo, unless a site brings its own
-    checkpoint*.{json,npz}  the state after the last step, while the run is not finished; of a private run also that
-                        before the first step, from before the first charge
-    trace.jsonl         what was released, a line per step
+    checkpoint*.{json,npz}  the server's state at the last commit, while the run is not finished; of a private run also
+                        that before the first visit, from before the first charge
+    ../<run>.silos/     the silos' states at the same commit, which may be private; removed when the run is finished
+    trace.jsonl         what was released, a line per visit
     posterior.{npz,json}, metrics.json, certificate.json    when the run is finished; the certificate comes last
 
 Guarantees:
@@ -16,13 +17,14 @@ Guarantees:
     A checkpoint older than what was released is refused.
     A run that may have been charged does not start again without its checkpoint and its trace.
     The certificate says what was in the other files of the run.
+    Nothing private is in the run directory at any moment.
 """
 
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +32,7 @@ from typing import Any, TypeVar
 from silobayes.core.errors import InvalidInput
 from silobayes.posterior import ARRAYS, DESCRIPTION
 from silobayes.runs import checkpoint
-from silobayes.runs.files import append_line, read_json, write_bytes, write_json
+from silobayes.runs.files import append_lines, read_json, write_bytes, write_json
 
 State = TypeVar("State")
 STUDY, RUN, TRACE, METRICS, CERTIFICATE, LEDGERS = (
@@ -63,6 +65,7 @@ class RunDirectory:
         facts = {**facts, "study_hash": study_hash, "charged": False}
         with _writable(path):
             (path / LEDGERS).mkdir(parents=True, mode=0o700)
+            private_place(path).mkdir(mode=0o700)
             write_json(path / STUDY, dict(study))
             write_json(path / RUN, facts)
         return cls(path, study_hash, facts)
@@ -72,6 +75,7 @@ class RunDirectory:
         """Refuse a place that already holds something."""
         with _writable(path):
             taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+            taken = taken or private_place(path).exists()
         if taken:
             fix = "Choose another directory, or `silobayes resume` that run."
             raise InvalidInput("out", "a new or empty directory", str(path), fix)
@@ -95,17 +99,22 @@ class RunDirectory:
         return {name: self.path / place for name, place in places.items()}
 
     @property
+    def private(self) -> Path:
+        """Where silos' states are: beside the run directory, which may be shown to anybody."""
+        return private_place(self.path)
+
+    @property
     def has_charged(self) -> bool:
         """Whether a ledger may have been charged: from then on a missing one is not an empty one."""
         return self.facts.get("charged") is not False
 
-    def keep_start(self, state: Any) -> None:
-        """Keep the state before the first step and an empty trace, before the first charge.
+    def keep_start(self, server: Any, silos: Any) -> None:
+        """Keep the states before the first visit and an empty trace, before the first charge.
 
         From then on a missing file never means that nothing was released.
         """
         if not self.has_charged:
-            checkpoint.save(self.path, state, step=0, study_hash=self.study_hash, trace={})
+            checkpoint.save(self.path, self.private, server, silos, step=0, study_hash=self.study_hash, lines=[])
             write_bytes(self.path / TRACE, b"")
 
     def begin_to_charge(self) -> None:
@@ -136,32 +145,33 @@ class RunDirectory:
         """The study that the run was started with."""
         return read_json(self.path / STUDY, _FIX)
 
-    def save_step(self, state: Any, step: int, trace: Mapping[str, Any]) -> None:
-        """Checkpoint, then the line of the trace: only now the step counts as released."""
-        line = {"step": step, **trace}
-        checkpoint.save(self.path, state, step=step, study_hash=self.study_hash, trace=line)
-        append_line(self.path / TRACE, json.dumps(line, allow_nan=False))
+    def commit(self, server: Any, silos: Any, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Checkpoint, then the lines of the trace since the last commit: only now these visits count as released."""
+        texts = [json.dumps(line, allow_nan=False) for line in lines]
+        common: dict[str, Any] = {"step": step, "study_hash": self.study_hash}
+        checkpoint.save(self.path, self.private, server, silos, **common, lines=texts)
+        append_lines(self.path / TRACE, texts)
 
-    def load_step(self, template: State) -> tuple[State, int]:
-        """The state to go on from: `template` if no step was finished."""
-        found = checkpoint.load(self.path, template, study_hash=self.study_hash)
+    def load(self, server: State, silos: Any) -> tuple[State, Any, int]:
+        """The states to go on from and the visits that were made: those given if nothing was committed."""
+        found = checkpoint.load(self.path, self.private, (server, silos), study_hash=self.study_hash)
         if self.has_charged:
             for name, is_there in ((checkpoint.NAME, found is not None), (TRACE, (self.path / TRACE).exists())):
                 if not is_there:
                     fix = "Noise may have been drawn from what was charged: bring the file back, or start a new run."
                     raise InvalidInput(name, "a file of this run, which was charged", "nothing", fix)
         lines = self._trace_lines()
-        state, step = template, 0
+        step = 0
         if found is not None:
-            stored, step, line = found
-            state = stored if step > 0 else template
-            if step > 0 and len(lines) == step - 1:  # the process died between the two writes
-                append_line(self.path / TRACE, json.dumps(line, allow_nan=False))
-                lines.append(json.dumps(line))
+            (server, silos), step, last = found
+            missing = step - len(lines)
+            if 0 < missing <= len(last):  # the process died between the two writes
+                append_lines(self.path / TRACE, last[-missing:])
+                lines += last[-missing:]
         if len(lines) != step:
             fix = "Noise for released steps must not be drawn again; bring back the newest checkpoint."
             raise InvalidInput("checkpoint", f"the state after step {len(lines)}", f"that after {step}", fix)
-        return state, step
+        return server, silos, step
 
     def _trace_lines(self) -> list[str]:
         path = self.path / TRACE
@@ -182,7 +192,13 @@ class RunDirectory:
     def remove_state(self) -> None:
         """Remove the private state of a finished run; a process may have died before it could."""
         assert self.is_finished, "an unfinished run needs its state"
-        checkpoint.remove(self.path)
+        checkpoint.remove(self.path, self.private)
+
+
+def private_place(path: Path) -> Path:
+    """The folder of the silos' states of the run in `path`."""
+    path = Path(os.path.abspath(path))
+    return path.with_name(f"{path.name}.silos")
 
 
 def digests(path: Path) -> dict[str, str]:

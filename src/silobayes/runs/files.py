@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
     return value
 
 
-def append_line(path: Path, line: str) -> None:
-    """One more line, durable on return."""
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """More lines, durable on return."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(handle, (line + "\n").encode())
+        view = memoryview("".join(line + "\n" for line in lines).encode())
+        while view:
+            view = view[os.write(handle, view) :]
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -1,0 +1,1 @@
+"""One validated study from one TOML file; knows no method."""
