@@ -25,7 +25,7 @@ from silobayes.models import (
     from_numpyro,
 )
 from silobayes.models.logistic_regression import LogisticRegression
-from silobayes.posterior import ARRAYS, DESCRIPTION, Posterior
+from silobayes.posteriors import ARRAYS, DESCRIPTION, Posterior
 
 NAMES = ("age", "lactate", "intercept")
 MEAN, STDDEV = np.array([0.5, -1.0, 2.0]), np.array([0.1, 0.2, 0.3])

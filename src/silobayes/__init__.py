@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from silobayes.posterior import Posterior
+    from silobayes.posteriors import Posterior
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from silobayes.data.simulate import icu_study
 from silobayes.engines.fitting import read_inputs
 from silobayes.engines.local import Inputs, Progress, run
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.report.build import NOT_PRIVATE, write_report
 from silobayes.report.run_files import COMPARISONS
 from silobayes.runs.metrics import evaluate

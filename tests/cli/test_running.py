@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import silobayes
 from silobayes.cli.main import main
 from silobayes.engines import local
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
 

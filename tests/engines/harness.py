@@ -16,7 +16,7 @@ from silobayes.plans import METHODS, plan_of
 from silobayes.plans.keys import Clipping, PosteriorKind
 from silobayes.plans.rules import Limits
 from silobayes.plans.situation import Situation, Sizes
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.ledger import Budget

@@ -18,7 +18,7 @@ from silobayes.core.errors import BudgetExceeded, DamagedLedger, InvalidInput
 from silobayes.engines import local
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import Inputs, _prepare, communications, resume, run
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.report.run_files import read_run

@@ -86,5 +86,5 @@ def test_a_run_without_a_visit_is_refused():
 
 def test_rooms_are_ranked_as_they_import():
     ranks = room_ranks()
-    order = ["core", "secure", "privacy", "inference", "posterior", "protocols", "studies", "plans", "engines", "cli"]
+    order = ["core", "secure", "privacy", "inference", "posteriors", "protocols", "studies", "plans", "engines", "cli"]
     assert [ranks[room] for room in order] == sorted({ranks[room] for room in order})

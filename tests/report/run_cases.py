@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from silobayes import __version__
 from silobayes.families import MeanFieldGaussian
 from silobayes.models.logistic_regression import LogisticRegression
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.events import GaussianEvent, Sampling, Scheme, to_json
 from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.relation import Relation, Unit

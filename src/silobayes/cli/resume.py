@@ -22,7 +22,7 @@ from silobayes.core.errors import InvalidInput
 def resume(directory: Path, data: Path | None, ledgers: tuple[str, ...], as_json: bool) -> None:
     """Go on with the run in DIR where it stopped; a finished run is only shown."""
     from silobayes.engines import local
-    from silobayes.posterior import Posterior
+    from silobayes.posteriors import Posterior
     from silobayes.runs.directory import RunDirectory
     from silobayes.study import Study
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from silobayes.engines.local import Inputs, Progress
-    from silobayes.posterior import Posterior
+    from silobayes.posteriors import Posterior
     from silobayes.study import Study
 
 NOISE_NOTE = (

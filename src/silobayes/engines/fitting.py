@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -11,10 +12,9 @@ from silobayes.core.errors import InvalidInput
 from silobayes.data.encoding import Outside
 from silobayes.data.silo import Silo
 from silobayes.engines.local import Inputs, Progress, resume, run
-from silobayes.models import MODELS, build
 from silobayes.models.base import AbstractModel
-from silobayes.posterior import Posterior
-from silobayes.study import ModelKind, Study, encode_silos, load_silos
+from silobayes.studies.models import build_model
+from silobayes.study import Study, encode_silos, load_silos
 
 Silos = Sequence[Silo] | Mapping[str, pd.DataFrame]
 Place = str | os.PathLike[str]
@@ -29,7 +29,7 @@ def fit(
     ledgers: Mapping[str, Path] | None = None,
     progress: Callable[[Progress], None] | None = None,
     noise_seed: int | None = None,
-) -> Posterior:
+) -> Any:
     """Run a study on this machine; if `out` holds an unfinished run of the same study, go on with it.
 
     Args:
@@ -110,25 +110,3 @@ def _check_kind(silos: object) -> None:
     if not is_right:
         expected = "a dict of silo name -> pandas.DataFrame, or a list of encoded silos"
         raise InvalidInput("silos", expected, type(silos).__name__, "E.g. {'site-a': frame_a, 'site-b': frame_b}.")
-
-
-def build_model(study: Study, num_features: int) -> AbstractModel:
-    """The catalogue's model for a study: what [data] says of the target decides between its variants."""
-    kind, options, data = study.model.kind, dict(study.model.options), study.data
-    name = kind.value
-    if kind is ModelKind.NUMPYRO:
-        raise InvalidInput("model", "the model itself", "nothing", "Pass fit(..., model=from_numpyro(...)).")
-    if kind is ModelKind.MLP:
-        name = "mlp_real" if data.classes is None else "mlp_binary" if len(data.classes) == 2 else "mlp_classes"
-    elif kind is ModelKind.GAUSSIAN:
-        name = "gaussian_mean" if "noise_stddev" in options else "gaussian_mean_covariance"
-    elif kind is ModelKind.LINEAR_REGRESSION and "noise_stddev" not in options:
-        name = "linear_regression_unknown_noise"
-    elif kind is ModelKind.NEGATIVE_BINOMIAL_REGRESSION and "concentration" not in options:
-        name = "negative_binomial_regression_unknown_concentration"
-    known = MODELS[name][1]
-    if "num_classes" in known and data.classes is not None:
-        options.setdefault("num_classes", len(data.classes))
-    if "max_count" in known and data.target_bounds is not None:
-        options.setdefault("max_count", int(data.target_bounds[1]))
-    return build(name, options, num_features)

@@ -21,11 +21,12 @@ from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.engines.doors import Bill, Doors, charged_accounts, check, ledger_places
 from silobayes.engines.loop import make_visit
-from silobayes.engines.parties import LocalParties, sum_of
+from silobayes.engines.parties import LocalParties
 from silobayes.models.base import AbstractModel
 from silobayes.plans import plan_of
+from silobayes.plans.aggregation import communications
 from silobayes.plans.situation import Situation, Sizes
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.events import to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
@@ -34,7 +35,7 @@ from silobayes.protocols.schedule import Visit, visits_per_silo
 from silobayes.runs import claims
 from silobayes.runs.directory import LEDGERS, RunDirectory
 from silobayes.runs.metrics import evaluate
-from silobayes.study import AggregationSection, Mode, Study
+from silobayes.study import Mode, Study
 
 # Between commits: what a crash may cost.
 _COMMIT_S = 1.0
@@ -74,7 +75,7 @@ class Inputs:
     noise_seed: int | None = None
 
 
-def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
+def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Any:
     """A new run in the directory `out`; everything that can be refused is refused before anything is charged."""
     settings, budget, plan = _prepare(inputs)
     names = [silo.name for silo in inputs.silos]
@@ -97,7 +98,7 @@ def run(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None =
     return _go_on(directory, inputs, settings, budget, plan, progress)
 
 
-def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Posterior:
+def resume(inputs: Inputs, out: Path, progress: Callable[[Progress], None] | None = None) -> Any:
     """Go on with the run in `out`; a finished one is only read.
 
     Guarantees:
@@ -157,7 +158,7 @@ def _go_on(
     budget: Budget | None,
     plan: Plan,
     progress: Callable[[Progress], None] | None,
-) -> Posterior:
+) -> Any:
     started = time.monotonic()
     with directory.lock():
         account = _account(inputs, directory.facts["run_id"])
@@ -182,7 +183,7 @@ def _go_on(
                 if progress is not None:
                     progress(_progress(inputs, plan, visit, doors))
         certificate = _certificate(inputs, budget, doors, directory, account) | plan.server.facts(state)
-        posterior = dataclasses.replace(plan.server.posterior(state), provenance=certificate)
+        posterior: Any = plan.server.posterior(state).with_provenance(certificate)
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}
@@ -293,28 +294,6 @@ def _progress(inputs: Inputs, plan: Plan, visit: Visit, doors: Doors | None) -> 
         epsilons={name: price.epsilon for name, price in spent.items()},
         epsilons_left={name: price.epsilon_left for name, price in spent.items()},
     )
-
-
-def communications(plan: Plan, num_rounds: int, aggregation: AggregationSection) -> dict[str, int]:
-    """What crosses between silos and server; what compute nodes tell each other does not reach a silo.
-
-    An exchange is one broadcast down, of as many float64 numbers as the natural parameters, and its answer up: as many
-    numbers in one message, or what the aggregator says that a silo sends for a sum of so many. A round visits every
-    silo (`sampled`: a subset) once, be it together or one after the other; a visit of several steps has as many
-    exchanges, and each counts as a round. Visits before the first round are one each.
-    """
-    exchanges = sum(visit.steps * len(visit.silos) for visit in plan.visits)
-    messages, up = 1, 8 * plan.numbers
-    last = plan.visits[-1]
-    query = plan.silos[last.part].query
-    if query.modulus is not None:
-        sums = sum_of(aggregation, query, len(last.silos), "0" * 64)
-        messages, up = sums.messages_per_client, sums.bytes_per_client(plan.numbers)
-    return {
-        "rounds": last.steps * num_rounds,
-        "messages": (1 + messages) * exchanges,
-        "bytes": (8 * plan.numbers + up) * exchanges,
-    }
 
 
 def _certificate(

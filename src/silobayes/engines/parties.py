@@ -13,14 +13,16 @@ import numpy as np
 
 from silobayes.data.silo import Silo
 from silobayes.engines.loop import AbstractParties
+from silobayes.inference.global_steps import Group, Position, run_steps
 from silobayes.inference.rows import Rows
+from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.door import Door
-from silobayes.privacy.queries import AbstractQuery, Message, Total
-from silobayes.protocols.global_vi import GlobalVIServer, Group, NoisySilo, Position, run_steps
+from silobayes.privacy.queries import Message, Total
+from silobayes.protocols.global_vi import GlobalVIServer, NoisySilo
 from silobayes.protocols.roles import AbstractServer, Merged, Plan
 from silobayes.protocols.schedule import Visit
-from silobayes.secure.sums import AbstractSum, PairwiseMaskSum, PlainSum, SecretSharingSum
-from silobayes.study import AggregationKind, AggregationSection
+from silobayes.secure.sums import AbstractSum
+from silobayes.studies.study import AggregationSection
 
 # What is worked on side by side shall fit the processor's cache.
 _CACHED_NUMBERS = 1 << 17
@@ -215,15 +217,3 @@ def _stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
     for place, array in enumerate(arrays):
         out[(place, *(slice(size) for size in array.shape))] = array
     return out
-
-
-def sum_of(section: AggregationSection, query: AbstractQuery, num_silos: int, identity: str) -> AbstractSum:
-    """The sum that a study describes, for visits of so many silos."""
-    common: dict[str, Any] = {"num_clients": num_silos, "colluding": section.num_colluding}
-    modulus, study = query.modulus, bytes.fromhex(identity)
-    assert modulus is not None
-    if section.kind is AggregationKind.TRUSTED:
-        return PlainSum(**common)
-    if section.kind is AggregationKind.SECRET_SHARING:
-        return SecretSharingSum(**common, modulus=modulus, compute_nodes=section.compute_nodes or 3, study_hash=study)
-    return PairwiseMaskSum(**common, modulus=modulus, study_hash=study)

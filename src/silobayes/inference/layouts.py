@@ -1,7 +1,8 @@
 """How a silo's rows lie in slots. Shapes follow from public numbers, so that nobody's rows decide on anybody's.
 
 A layout is public and belongs to a silo's seat in the plan; silos of one `shape` are stacked and share compiled code.
-Row k of a silo has slot k, a person has slots of their own, and who is in which shard is dealt once, whatever rows hold.
+Row k of a silo has slot k, a person has slots of their own, and who is in which shard is dealt once, whatever rows
+hold.
 """
 
 import abc

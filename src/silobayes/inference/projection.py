@@ -235,9 +235,9 @@ def perturbed_posterior(
 ) -> GaussianPosterior:
     """The posterior from rows that were noised one by one: n times the noise of a sum, and its square.
 
-    `noised` are the second moments of the noised rows. The noise adds `num_rows noise_std^2 I`, which is subtracted. What is left has, for entry
-    (j, k), variance `noise_std^2 (A_jj + A_kk) + num_rows noise_std^4`, twice that on the diagonal; A_jj is taken as
-    the average. That the errors of `sum z z'` and `sum z u` go together is ignored.
+    `noised` are the second moments of the noised rows. The noise adds `num_rows noise_std^2 I`, which is subtracted.
+    What is left has, for entry (j, k), variance `noise_std^2 (A_jj + A_kk) + num_rows noise_std^4`, twice that on the
+    diagonal; A_jj is taken as the average. That the errors of `sum z z'` and `sum z u` go together is ignored.
     """
     size = len(noised)
     moments = noised - num_rows * noise_std**2 * np.eye(size)

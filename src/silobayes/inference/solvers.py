@@ -1,8 +1,8 @@
 """Local inference on the rows of one silo, as the functions that a silo's visit needs; each compiles once per shape.
 
-A solver is a small pytree: what is static decides what is compiled, and rows, factors, draws and keys are arguments. Only
-solvers (and the models that they call) see a row. They work on one silo without a leading axis; who has many maps them,
-`side_by_side` or one after the other.
+A solver is a small pytree: what is static decides what is compiled, and rows, factors, draws and keys are arguments.
+Only solvers (and the models that they call) see a row. They work on one silo without a leading axis; who has many maps
+them, `side_by_side` or one after the other.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -69,7 +70,7 @@ class LocalOptimum(eqx.Module):
         public: dict[str, Any] = {"clip_norm": clip_norm, "sample_rate": sample_rate}
         public |= {"clipping": clipping, "rows_per_unit": rows_per_unit}
         # Of one size: falling steps would waste what the last ones cost; visits are averaged instead.
-        public["step_size"] = jax.numpy.full(self.num_steps, self.step_size)
+        public["step_size"] = jnp.full(self.num_steps, self.step_size)
         optimum, seen = ascend_privately(self.model, self.family, key, cavity, eta_start, rows, steps, **public)
         return _quotient(optimum, cavity), seen
 
@@ -94,6 +95,7 @@ class LocalOptimum(eqx.Module):
             network = (self.model, self.family, common_key, eta_q)
             return jax.vmap(lambda own: network_factor(*network, own, power))(rows)  # type: ignore[arg-type]
         keys = jax.random.split(key, rows.x.shape[0])
+
         return jax.lax.map(
             lambda shard: self.factor(shard[0], shard[1], eta_q, shard[2], power), (rows, eta_cavity, keys)
         )
@@ -138,6 +140,51 @@ def _exact_factor(model: LinearRegression, local, rows, eta_cavity, eta_start, k
 def _optimum(local: LocalOptimum, rows, cavity, eta_start, key, power) -> GaussianEta:
     steps = {"tempering": power, "num_steps": local.num_steps, "step_size": local.step_size}
     return maximise(local.model, local.family, key, cavity, eta_start, rows, **steps)
+
+
+class Refit(eqx.Module):
+    """Local inference without privacy."""
+
+    local: LocalOptimum
+    side_by_side: ClassVar[bool] = True
+
+    def __call__(self, rows: Any, own: Any, down: Any, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
+        """The silo's new factor."""
+        return self.local.factor(rows, down.eta_q - own.eta_t, down.start, key)
+
+
+class RefitPrivately(eqx.Module):
+    """Local inference by DP-SGD."""
+
+    local: LocalOptimum
+    clip_norm: np.ndarray
+    clipping: Clipping = eqx.field(static=True)
+    rows_per_unit: int = eqx.field(static=True)
+    # One silo after the other: a batch fits the processor's cache, those of all silos side by side do not.
+    side_by_side: ClassVar[bool] = False
+
+    def __call__(self, rows: Any, own: Any, down: Any, drawn: Any, key: PRNGKeyArray) -> tuple[GaussianEta, Any]:
+        """The silo's new factor, and what its loop is closed with."""
+        steps, sample_rate = drawn
+        public: dict[str, Any] = {"clip_norm": self.clip_norm, "sample_rate": sample_rate}
+        public |= {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
+        return self.local.private_factor(rows, down.eta_q - own.eta_t, down.start, key, steps, **public)
+
+
+class RefitShards(eqx.Module):
+    """Local inference of all shards of a silo. `tempers`: a shard's likelihood counts as often as there are shards."""
+
+    local: LocalOptimum
+    factor_per_shard: bool = eqx.field(static=True)
+    side_by_side: ClassVar[bool] = True
+
+    def __call__(self, rows: Any, own: Any, down: Any, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
+        """The shards' new factors; `drawn` is how often each shard's likelihood counts."""
+        cavity = down.eta_q - own.eta_t
+        if not self.factor_per_shard:
+            shards = rows.y.shape[0]
+            cavity = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (shards, *leaf.shape)), cavity)
+        return self.local.shard_factors(rows, cavity, down.start, key, down.key, drawn)
 
 
 class AllRows(eqx.Module):

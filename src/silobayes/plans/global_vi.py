@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
+from silobayes.inference.global_steps import ChunkGradients, ReleasedGradient, WholeGradient
 from silobayes.plans.calibration import noise_multipliers
 from silobayes.plans.checks import gaussian_prior
 from silobayes.plans.keys import BatchKeys, StepKeys, check_batches, check_schedule, only_schedule
@@ -40,16 +41,16 @@ def plan(situation: Situation) -> Plan:
     silo: AbstractSilo
     if situation.budget is None:
         seats = situation.row_seats()
-        silo = global_vi.OpenSilo(solve=global_vi.WholeGradient(model=situation.model), query=situation.sums.open())
+        silo = global_vi.OpenSilo(solve=WholeGradient(model=situation.model), query=situation.sums.open())
     elif situation.sums.is_used:
         seats, silo = _sharing(situation)
         sample_rate = settings.sample_rate
     else:
         seats = situation.loop_seats(situation.visits)
         silo = global_vi.NoisySilo(
-            solve=global_vi.ReleasedGradient(**_clipped(situation)),
+            solve=ReleasedGradient(**_clipped(situation)),
             query=situation.sums.open(),
-            loop=situation.loop(seats[0].sampler, seats[0].noise_multiplier),  # type: ignore[arg-type]
+            loop=situation.loop_of(seats[0]),
         )
     server = global_vi.GlobalVIServer(
         local=situation.local,
@@ -114,7 +115,7 @@ def _sharing(situation: Situation) -> tuple[tuple[Seat, ...], global_vi.SharingS
     seats = tuple(
         Seat(index=m, size=units[m], layout=layouts[m], sampler=samplers[m]) for m in range(situation.num_silos)
     )
-    gradient = global_vi.ChunkGradients(**_clipped(situation))
+    gradient = ChunkGradients(**_clipped(situation))
     silo = global_vi.SharingSilo(
         solve=gradient,
         query=query,

@@ -8,6 +8,7 @@ import numpy as np
 
 from silobayes.core.errors import InvalidInput
 from silobayes.inference.layouts import shard_slots
+from silobayes.inference.solvers import RefitShards
 from silobayes.models.mlp import AbstractMLP
 from silobayes.plans.calibration import Sums, least_noise, noise_multipliers
 from silobayes.plans.keys import (
@@ -25,7 +26,8 @@ from silobayes.plans.situation import Situation
 from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent
 from silobayes.privacy.relation import Unit
 from silobayes.protocols import clip_norms, perturbed, pvi
-from silobayes.protocols.etas import to_host
+from silobayes.protocols.ball import Ball, no_change
+from silobayes.protocols.etas import Eta, to_host
 from silobayes.protocols.roles import Plan, Seat
 from silobayes.protocols.schedule import Schedule, numbered, visits_per_silo
 from silobayes.studies.method import Method
@@ -83,8 +85,8 @@ def _roles(
     # Of a shard's own change, as in the paper; what is released is the average over a silo's shards.
     share = situation.num_silos / sum(shards) if averages else 1.0
     norms = tuple(share * clip_norm for clip_norm in settings.clip_norms)
-    ball = perturbed.Ball(clip_norms=norms, scales=settings.scales, unit=budget.unit)
-    empty = perturbed.no_change(ball, situation.family)
+    ball = Ball(clip_norms=norms, scales=settings.scales, unit=budget.unit)
+    empty = no_change(ball, situation.family)
     counts = visits_per_silo(situation.visits, situation.num_silos)
     # Shares of one sum have one noise: that of the silo that is visited most.
     priced = [max(counts)] * len(counts) if sums.is_used else [max(count, 1) for count in counts]
@@ -97,11 +99,12 @@ def _roles(
         [empty] * situation.num_silos, noise, budget, num_terms=max(shards), num_sums=len(situation.visits)
     )
     is_network = isinstance(situation.model, AbstractMLP)
-    first = to_host(situation.start) - situation.eta_p if is_network else None
+    start: Eta = to_host(situation.start)
+    first = start - situation.eta_p if is_network else None
     factor_per_shard = sums.is_used or not averages
     kind = perturbed.ShardedSilo if factor_per_shard else perturbed.AveragingSilo
     silo = kind(
-        solve=perturbed.RefitShards(local=situation.local, factor_per_shard=factor_per_shard),
+        solve=RefitShards(local=situation.local, factor_per_shard=factor_per_shard),
         ball=ball,
         damping=settings.damping,
         averages=averages,
@@ -128,7 +131,7 @@ def _with_quantile(situation: Situation, quantile: float) -> Plan:
     settings, budget = situation.settings, situation.paid
     sums = Sums(section=situation.aggregation, together=situation.num_silos)
     shards = situation.shards
-    counts = clip_norms.empty_counts(perturbed.Ball(clip_norms=(1.0, 1.0), unit=budget.unit))
+    counts = clip_norms.empty_counts(Ball(clip_norms=(1.0, 1.0), unit=budget.unit))
     share = dataclasses.replace(budget, epsilon=settings.first_share * budget.epsilon)
     noise = least_noise(lambda std: sums.mechanism(std).event(counts, budget.relation), share)
     query = sums.private(

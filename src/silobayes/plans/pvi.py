@@ -1,10 +1,11 @@
-"""Partitioned variational inference without privacy and with DP optimisation; committees and streaming are one visit."""
+"""Partitioned variational inference without privacy and by DP optimisation; committees and streaming are one visit."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from silobayes.inference.solvers import Refit, RefitPrivately
 from silobayes.plans.checks import gaussian_prior
 from silobayes.plans.keys import BatchKeys, StepKeys, check_batches, check_schedule, one_round, only_schedule
 from silobayes.plans.rules import (
@@ -44,7 +45,7 @@ class PrivateCommitteeKeys(BatchKeys):
 
 def plan(situation: Situation) -> Plan:
     """PVI without privacy."""
-    return _rounds(situation, pvi.Refit(local=situation.local))
+    return _rounds(situation, Refit(local=situation.local))
 
 
 def plan_optimisation(situation: Situation) -> Plan:
@@ -56,12 +57,13 @@ def plan_committee(situation: Situation) -> Plan:
     """Every silo alone, once."""
     gaussian_prior(situation)
     share = bcm.prior_share(situation.settings.committee, situation.num_silos)
-    refit = pvi.Refit(local=situation.local) if situation.budget is None else private_refit(situation)
+    refit = Refit(local=situation.local) if situation.budget is None else private_refit(situation)
     return _rounds(situation, bcm.Alone.against(refit, share))
 
 
-def private_refit(situation: Situation) -> pvi.RefitPrivately:
-    return pvi.RefitPrivately(
+def private_refit(situation: Situation) -> RefitPrivately:
+    """Local inference by DP-SGD."""
+    return RefitPrivately(
         local=situation.local,
         clip_norm=np.float32(situation.settings.clip_norm),  # type: ignore[arg-type]
         clipping=situation.settings.clipping.value,
@@ -70,18 +72,18 @@ def private_refit(situation: Situation) -> pvi.RefitPrivately:
 
 
 def optimising_silo(
-    situation: Situation, seats: tuple[Seat, ...], refit: pvi.RefitPrivately | bcm.Alone
+    situation: Situation, seats: tuple[Seat, ...], refit: RefitPrivately | bcm.Alone
 ) -> pvi.OptimisingSilo:
     """A silo with a private loop."""
     return pvi.OptimisingSilo(
         solve=refit,
         damping=situation.settings.damping,
         query=situation.sums.open(),
-        loop=situation.loop(seats[0].sampler, seats[0].noise_multiplier),
+        loop=situation.loop_of(seats[0]),
     )
 
 
-def _rounds(situation: Situation, refit: pvi.Refit | pvi.RefitPrivately | bcm.Alone) -> Plan:
+def _rounds(situation: Situation, refit: Any) -> Plan:
     if situation.budget is None:
         seats = situation.row_seats()
         silo = pvi.PVISilo(solve=refit, damping=situation.settings.damping, query=situation.sums.open())

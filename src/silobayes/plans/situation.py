@@ -22,7 +22,7 @@ from silobayes.privacy.loops import StepPlan
 from silobayes.privacy.relation import Unit
 from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import flatten_eta, to_host
+from silobayes.protocols.etas import flatten_eta, precision_floor, to_host
 from silobayes.protocols.roles import Seat
 from silobayes.protocols.schedule import Schedule, Visit, visits, visits_per_silo
 from silobayes.studies.method import Method
@@ -31,9 +31,7 @@ from silobayes.studies.study import AggregationSection, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is public of a silo: its number of rows and, where batches are of persons, of persons; whether it knows whose
-    rows it has, and how many features they have.
-    """
+    """What is public of a silo: numbers of rows, of persons where these are protected, and of features."""
 
     rows: int
     persons: int | None = None
@@ -126,7 +124,7 @@ class Situation:
         return LocalOptimum(
             model=self.model,
             family=self.family,
-            floor=pvi.precision_floor(self.eta_p),
+            floor=precision_floor(self.eta_p),
             num_steps=getattr(self.settings, "steps", 1),
             step_size=np.float32(getattr(self.settings, "step_size", 1.0)),  # type: ignore[arg-type]
         )
@@ -195,6 +193,12 @@ class Situation:
             dimension=num_coordinates(self.family),
             unit=self.paid.unit,
         )
+
+    def loop_of(self, seat: Seat) -> StepPlan:
+        """The loop of a silo with such a seat."""
+        assert seat.sampler is not None
+        assert seat.noise_multiplier is not None
+        return self.loop(seat.sampler, seat.noise_multiplier)
 
     def loop_seats(self, made: tuple[Visit, ...], besides: tuple[AbstractEvent, ...] = ()) -> tuple[Seat, ...]:
         """Slots, samplers and the least noise of loops in so many visits."""

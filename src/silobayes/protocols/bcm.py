@@ -15,8 +15,9 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
-from silobayes.models.base import GaussianEta
-from silobayes.protocols.pvi import Down, Refit, RefitPrivately, SiloState
+from silobayes.inference.solvers import Refit, RefitPrivately
+from silobayes.protocols.etas import Eta
+from silobayes.protocols.pvi import Down, SiloState
 
 
 class Committee(StrEnum):
@@ -54,5 +55,5 @@ class Alone(eqx.Module):
 
     def __call__(self, rows: Any, own: SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> Any:
         """The silo's factor."""
-        eta_own: GaussianEta = self.share * down.eta_q
+        eta_own: Eta = self.share * down.eta_q
         return self.refit(rows, own, Down(eta_q=eta_own, start=down.start, key=down.key), drawn, key)

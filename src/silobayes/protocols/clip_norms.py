@@ -25,14 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from silobayes.models.base import GaussianEta
-from silobayes.posterior import Posterior
+from silobayes.inference.solvers import RefitShards
+from silobayes.posteriors import Posterior
 from silobayes.privacy.clipping import Bounded, clip_blocks, non_negative
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Message, PrivateSum, Total
 from silobayes.privacy.relation import Unit
 from silobayes.protocols import perturbed, pvi
+from silobayes.protocols.ball import Ball
+from silobayes.protocols.etas import Eta
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 
@@ -108,7 +110,7 @@ class CountingSilo(AbstractSilo[pvi.SiloState]):
     """The first visit: how many of the silo's shards ask for a first change of which size."""
 
     then: perturbed.AbstractPerturbingSilo
-    solve: perturbed.RefitShards
+    solve: RefitShards
     query: PrivateSum
 
     def init(self, seat: Seat) -> pvi.SiloState:
@@ -120,7 +122,7 @@ class CountingSilo(AbstractSilo[pvi.SiloState]):
         return self.then.draw(door, seat, visit)
 
     def reply(
-        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: perturbed.Down, found: GaussianEta
+        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: perturbed.Down, found: Eta
     ) -> tuple[pvi.SiloState, Message]:
         """See `AbstractSilo`; the factors stay where they are."""
         assert door is not None
@@ -180,12 +182,12 @@ class QuantileServer(AbstractServer[perturbed.ServerState]):
         return {"released": {"clip_norms": (self.per_silo * state.norms).tolist()}}
 
 
-def empty_counts(ball: perturbed.Ball) -> Bounded:
+def empty_counts(ball: Ball) -> Bounded:
     """The counts of a silo without shards: enough to say what they cost."""
     nothing = np.zeros((0, 1))
     return bounded_counts([nothing, nothing], grids_of(ball), ball.unit)
 
 
-def grids_of(ball: perturbed.Ball) -> list[np.ndarray]:
+def grids_of(ball: Ball) -> list[np.ndarray]:
     """The public grid of each part, around the rule's norms."""
     return [norm_grid(middle) for middle in ball.clip_norms]

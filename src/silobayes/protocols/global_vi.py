@@ -13,35 +13,40 @@ Guarantees:
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array
 
-from silobayes.inference.ascent import draw_keys, step_sizes_of
+from silobayes.inference.ascent import step_sizes_of
 from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
-from silobayes.inference.row_gradients import Clipping, batch_gradient, row_gradients
-from silobayes.inference.rows import Rows
-from silobayes.inference.solvers import LocalOptimum, chunk_gradients, usable
-from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
-from silobayes.posterior import Posterior
+from silobayes.inference.global_steps import (
+    OPTIMISER,
+    ChunkGradients,
+    Position,
+    ReleasedGradient,
+    WholeGradient,
+    compiled_server_step,
+    draws_of,
+)
+from silobayes.inference.solvers import LocalOptimum, usable
+from silobayes.models.base import GaussianFamily
+from silobayes.posteriors import Posterior
 from silobayes.privacy.clipping import Bounded, bounded_loop_sum
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
-from silobayes.privacy.loops import Step, StepPlan, close_steps
+from silobayes.privacy.loops import StepPlan, close_steps
 from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
 from silobayes.privacy.relation import Unit
 from silobayes.privacy.sampling import Batch, Sampler
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import to_host, to_single
+from silobayes.protocols.etas import Eta, eta_info, is_in_range, to_host, to_single
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 
-_OPTIMISER = optax.scale_by_adam()
 # Rows whose clipped gradients are added up in float32; chunks are added up in float64 (clipping.bounded_loop_sum).
 CHUNK = 64
 
@@ -61,50 +66,6 @@ class Down(eqx.Module):
 
     point: AbstractPoint
     draw: Array | None
-
-
-class WholeGradient(eqx.Module):
-    """The gradient of all rows, without privacy."""
-
-    model: AbstractModel
-    side_by_side: ClassVar[bool] = True
-
-    def __call__(self, rows: Rows, own: Any, down: Down, drawn: Any, key: PRNGKeyArray) -> Array:
-        """The silo's message."""
-        return whole_gradient(self.model, down.point, down.draw, rows)
-
-
-class ReleasedGradient(eqx.Module):
-    """The gradient of a batch, clipped and with its own noise."""
-
-    model: AbstractModel
-    clip_norm: np.ndarray
-    clipping: Clipping = eqx.field(static=True)
-    rows_per_unit: int = eqx.field(static=True)
-    side_by_side: ClassVar[bool] = False
-
-    def __call__(self, rows: Rows, own: Any, down: Down, drawn: Any, key: PRNGKeyArray) -> tuple[Array, Any]:
-        """The silo's message, and what its loop is closed with."""
-        steps, rate = drawn
-        step = jax.tree.map(lambda leaf: leaf[0], steps)
-        public = (self.clip_norm, rate, self.clipping, self.rows_per_unit)
-        message, seen = released_gradient(self.model, down.point, down.draw, rows, step, *public)
-        return message, jax.tree.map(lambda leaf: leaf[None], seen)
-
-
-class ChunkGradients(eqx.Module):
-    """The gradient of a batch, clipped, in chunks that are added up in float64."""
-
-    model: AbstractModel
-    clip_norm: np.ndarray
-    clipping: Clipping = eqx.field(static=True)
-    rows_per_unit: int = eqx.field(static=True)
-    side_by_side: ClassVar[bool] = True
-
-    def __call__(self, rows: Rows, own: Any, down: Down, drawn: Any, key: PRNGKeyArray) -> Array:
-        """Sums over chunks."""
-        public: dict[str, Any] = {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
-        return chunk_gradients(self.model, down.point, down.draw, rows, *drawn, self.clip_norm, **public)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -227,8 +188,8 @@ class GlobalVIServer(AbstractServer[ServerState]):
     query: OpenSum | PrivateSum
     sample_rate: float
     names: tuple[str, ...]
-    eta_p: GaussianEta
-    first_start: GaussianEta
+    eta_p: Eta
+    first_start: Eta
     seed: int
     num_visits: int
     steps: int
@@ -237,7 +198,7 @@ class GlobalVIServer(AbstractServer[ServerState]):
     def init(self) -> ServerState:
         """The start."""
         point = point_at(self.local.family, self.first_start)
-        adam = _OPTIMISER.init(jnp.zeros(point.num_coordinates))
+        adam = OPTIMISER.init(jnp.zeros(point.num_coordinates))
         state = ServerState(point=point, adam=adam, num_steps=0, num_visits=0, num_counted=0)
         return jax.tree.map(lambda leaf: leaf if isinstance(leaf, int) else np.asarray(leaf), state)
 
@@ -265,10 +226,10 @@ class GlobalVIServer(AbstractServer[ServerState]):
         after = compiled_server_step(before, gradient.astype(np.float32), to_single(self.eta_p), size)
         return self.moved(state, after, 1)
 
-    def moved(self, state: ServerState, after: "Position", num_steps: int) -> Merged[ServerState]:
+    def moved(self, state: ServerState, after: Position, num_steps: int) -> Merged[ServerState]:
         """The state after so many steps, unless q would run away."""
         after = jax.tree.map(np.asarray, after)
-        counted = pvi.is_in_range(to_host(after.point.to_eta()))
+        counted = is_in_range(to_host(after.point.to_eta()))
         if not counted:
             pvi.refuse_if_open(self.is_private, state.num_visits)
             after = Position(point=state.point, adam=state.adam)
@@ -289,111 +250,16 @@ class GlobalVIServer(AbstractServer[ServerState]):
 
     def info(self, state: ServerState) -> dict[str, Any]:
         """The present q."""
-        return pvi.eta_info(self._usable(state))
+        return eta_info(self._usable(state))
 
     def facts(self, state: ServerState) -> dict[str, Any]:
         """Visits that had no effect: q would have run away."""
         skipped = state.num_visits - state.num_counted
         return {"visits_without_effect": skipped} if skipped else {}
 
-    def _usable(self, state: ServerState) -> GaussianEta:
+    def _usable(self, state: ServerState) -> Eta:
         eta_q = self.eta_p if state.num_steps == 0 else to_host(state.point.to_eta())
         return usable(self.local.family, to_single(eta_q), self.local.floor)
-
-
-class Position(eqx.Module):
-    """Where the optimiser is."""
-
-    point: AbstractPoint
-    adam: Any
-
-
-class Group(eqx.Module):
-    """Silos of one shape, stacked: their rows and, if private, their paid steps (silos, steps, ...) and rates."""
-
-    rows: Rows
-    steps: Step | None
-    sample_rates: Float[Array, " silos"] | None
-
-
-def server_step(
-    server: Position, total: Float[Array, " coordinates"], eta_p: GaussianEta, step_size: Float[Array, ""]
-) -> Position:
-    """One step of Adam along the sum of the silos' gradients minus that of KL(q || p)."""
-    slope = total - server.point.kl_gradient(eta_p)
-    direction, adam = _OPTIMISER.update(slope, server.adam)
-    assert isinstance(direction, jax.Array)
-    return Position(point=server.point.move(step_size * direction), adam=adam)
-
-
-compiled_server_step = jax.jit(server_step)
-
-
-@jax.jit
-def run_steps(
-    gradient: WholeGradient | ReleasedGradient,
-    eta_p: GaussianEta,
-    server: Position,
-    groups: tuple[Group, ...],
-    draws: Float[Array, "steps dim"] | None,
-    step_sizes: Float[Array, " steps"],
-) -> tuple[Position, tuple[Any, ...]]:
-    """Several steps in one compiled loop; returns what each group's loops are closed with."""
-
-    def body(server: Position, inputs: tuple) -> tuple[Position, tuple[Any, ...]]:
-        steps, e, step_size = inputs
-        total, seen = jnp.zeros(server.point.num_coordinates), []
-        for group, step in zip(groups, steps, strict=True):
-            gradients, collected = _gradients(gradient, server.point, e, group, step)
-            total, seen = total + gradients.sum(axis=0), [*seen, collected]
-        return server_step(server, total, eta_p, step_size), tuple(seen)
-
-    # Scanning needs the steps in front of the silos; what is collected is turned back.
-    in_front = tuple(_swap(group.steps) for group in groups)
-    server, seen = jax.lax.scan(body, server, (in_front, draws, step_sizes))
-    return server, tuple(_swap(collected) for collected in seen)
-
-
-def _gradients(
-    gradient: WholeGradient | ReleasedGradient, point: AbstractPoint, e: Array | None, group: Group, step: Step | None
-) -> tuple[Float[Array, "silos coordinates"], Any]:
-    """Each silo's message."""
-    if isinstance(gradient, WholeGradient):
-        return jax.vmap(lambda rows: whole_gradient(gradient.model, point, e, rows))(group.rows), None
-    public = (gradient.clipping, gradient.rows_per_unit)
-
-    def message(rows: Rows, own: Step, rate: Array) -> tuple[Array, Any]:
-        return released_gradient(gradient.model, point, e, rows, own, gradient.clip_norm, rate, *public)
-
-    return jax.vmap(message)(group.rows, step, group.sample_rates)
-
-
-def whole_gradient(model: AbstractModel, point: AbstractPoint, e: Array | None, rows: Rows) -> Array:
-    """Of all rows."""
-    return row_gradients(model, point, e, rows.x, rows.y).weighted_sum(rows.present.astype(rows.x.dtype))
-
-
-def released_gradient(
-    model: AbstractModel,
-    point: AbstractPoint,
-    e: Array | None,
-    rows: Rows,
-    step: Step,
-    clip_norm: Any,
-    rate: Array,
-    clipping: Clipping,
-    rows_per_unit: int,
-) -> tuple[Array, Any]:
-    """Of a batch, with noise, and what the loop shows."""
-    batch = (step.indices, step.mask, step.aim(clip_norm, rows_per_unit), clipping, rows_per_unit)
-    released, seen = step.release(batch_gradient(model, point, e, rows, *batch))
-    return released / rate, seen
-
-
-def draws_of(model: AbstractModel, key: PRNGKeyArray, num_steps: int) -> Float[Array, "steps dim"] | None:
-    """The reparameterised draw of each step; None for models that need none."""
-    keys = draw_keys(model, key, num_steps)
-    return None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (model.dim,)))(keys)
 
 
 def units_per_chunk(rows_per_unit: int) -> int:
@@ -431,7 +297,3 @@ def no_gradient(
     capacity = max(sampler.capacity for sampler in samplers)
     nothing = np.zeros((1, num_coordinates(family)))
     return bounded_step(nothing, clip_norm, samplers[silo], rows_per_unit, capacity=capacity, unit=unit)
-
-
-def _swap(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)

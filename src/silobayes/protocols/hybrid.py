@@ -25,15 +25,15 @@ import numpy as np
 from silobayes.families import FullGaussian
 from silobayes.inference.noisy_statistics import shrink
 from silobayes.inference.solvers import AllRows
-from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.models.base import GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.clipping import unpack_symmetric
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import flatten_eta, to_host, unflatten_eta
+from silobayes.protocols.etas import Eta, flatten_eta, to_host, unflatten_eta
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 from silobayes.protocols.statistics import RowBounds, answer_of, present_rows
@@ -44,7 +44,7 @@ STATISTICS, DISTANCES, FACTORS, ROUNDS = range(4)
 class SiloState(eqx.Module):
     """The silo's factor and its own release, in the features' own units; all of it is public."""
 
-    eta_t: GaussianEta
+    eta_t: Eta
     gram: np.ndarray
     cross: np.ndarray
 
@@ -57,8 +57,8 @@ class Start(eqx.Module):
     """
 
     mean: np.ndarray
-    whole: GaussianEta
-    believed: GaussianEta
+    whole: Eta
+    believed: Eta
     kept: np.ndarray
 
 

@@ -18,14 +18,14 @@ from silobayes.inference import projection
 from silobayes.inference.noisy_statistics import GaussianPosterior
 from silobayes.inference.projection import Bounds
 from silobayes.inference.solvers import AllRows
-from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.models.base import GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import to_host
+from silobayes.protocols.etas import Eta, eta_info, to_host
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 from silobayes.protocols.statistics import eta_of, present_rows, usable_answer
@@ -34,7 +34,7 @@ from silobayes.protocols.statistics import eta_of, present_rows, usable_answer
 class ServerState(eqx.Module):
     """The box that rows are projected onto (the bounds, then the thresholds), its bias, and the answer; all public."""
 
-    eta_q: GaussianEta
+    eta_q: Eta
     box: np.ndarray
     bias: float
 
@@ -125,7 +125,7 @@ class AbstractLinregServer(AbstractServer[ServerState]):
     model: LinearRegression
     family: GaussianFamily
     names: tuple[str, ...]
-    eta_p: GaussianEta
+    eta_p: Eta
     bounds: Bounds
     num_rows: int
 
@@ -148,9 +148,9 @@ class AbstractLinregServer(AbstractServer[ServerState]):
 
     def info(self, state: ServerState) -> dict[str, Any]:
         """The answer."""
-        return pvi.eta_info(self._usable(state))
+        return eta_info(self._usable(state))
 
-    def _usable(self, state: ServerState) -> GaussianEta:
+    def _usable(self, state: ServerState) -> Eta:
         return usable_answer(state.eta_q, self.family, self.eta_p)
 
     @property

@@ -32,9 +32,8 @@ Guarantees:
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -42,19 +41,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from silobayes.core.errors import InvalidInput
 from silobayes.inference.layouts import ShardSlots
 from silobayes.inference.noisy_factors import noise_aware
-from silobayes.inference.solvers import LocalOptimum, usable
-from silobayes.models.base import GaussianEta, GaussianFamily
-from silobayes.posterior import Posterior
-from silobayes.privacy.clipping import Bounded, clip_blocks, general, pack_symmetric, unpack_symmetric
+from silobayes.inference.solvers import RefitShards, usable
+from silobayes.posteriors import Posterior
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Message, PrivateSum, Total
-from silobayes.privacy.relation import Unit
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import to_host, to_single
+from silobayes.protocols.ball import Ball
+from silobayes.protocols.etas import Eta, eta_info, to_host, to_single
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 
@@ -62,104 +58,14 @@ from silobayes.protocols.schedule import Visit
 _FARTHEST_MEAN = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ball:
-    """Where a shard's change is clipped.
-
-    Attributes:
-        clip_norms: One norm for the whole change, or two: of its linear and of its quadratic part.
-        scales: Public positive numbers (linear part, quadratic part): the change is divided by them before it is
-            clipped, and the release multiplied, so that both parts have comparable sizes.
-        center: A public point, 0 by default: changes are clipped and noised as functions of `theta - center`, so that
-            what happens to the quadratic part leaves a mean at this point where it is (UNCERTAINTY F1, t).
-        unit: row, person (whose rows must all be in one shard) or client (whose change is a single term).
-    """
-
-    clip_norms: tuple[float, ...]
-    scales: tuple[float, float] = (1.0, 1.0)
-    center: np.ndarray | None = None
-    unit: Unit = Unit.ROW
-
-    def __post_init__(self) -> None:
-        if len(self.clip_norms) not in (1, 2):
-            fix = "Pass (C,) or (C_linear, C_quadratic)."
-            raise InvalidInput("clip_norms", "one or two norms", self.clip_norms, fix)
-        for key, values in (("clip_norms", self.clip_norms), ("scales", self.scales)):
-            if not all(0.0 < value < np.inf for value in values):
-                raise InvalidInput(key, "finite numbers > 0", values, "Pass public positive numbers.")
-
-    def flatten(self, change: GaussianEta) -> list[np.ndarray]:
-        """A stack of changes as matrices, one per block."""
-        linear, quadratic = np.asarray(change.linear, np.float64), np.asarray(change.quadratic, np.float64)
-        linear = linear + self._slope_at_center(quadratic, linear.ndim)
-        if quadratic.ndim == linear.ndim + 1:
-            quadratic = pack_symmetric((quadratic + np.swapaxes(quadratic, -1, -2)) / 2)
-        parts = [linear / self.scales[0], quadratic / self.scales[1]]
-        return parts if len(self.clip_norms) == 2 else [np.concatenate(parts, axis=-1)]
-
-    def unflatten(self, blocks: Sequence[np.ndarray], like: GaussianEta) -> GaussianEta:
-        """Inverse of `flatten`, for the same leading axes."""
-        dim = like.linear.shape[-1]
-        joint = np.concatenate(blocks, axis=-1)
-        linear, quadratic = joint[..., :dim] * self.scales[0], joint[..., dim:] * self.scales[1]
-        if np.ndim(like.quadratic) == np.ndim(like.linear) + 1:
-            quadratic = unpack_symmetric(quadratic)
-        leaves = (linear - self._slope_at_center(quadratic, linear.ndim), quadratic)
-        return eqx.tree_at(lambda eta: (eta.linear, eta.quadratic), like, leaves)
-
-    def _slope_at_center(self, quadratic: np.ndarray, num_axes: int) -> np.ndarray | float:
-        """The derivative at the center of the quadratic part alone; `num_axes` are those of the linear part."""
-        if self.center is None:
-            return 0.0
-        return 2 * (quadratic @ self.center if quadratic.ndim > num_axes else quadratic * self.center)
-
-    def bounded_sum(self, change: GaussianEta) -> Bounded:
-        """The sum over shards of their clipped changes, ready for the door."""
-        terms = [general(block) for block in self.flatten(change)]
-        return clip_blocks(terms, self.clip_norms, unit=self.unit, sharded=True)
-
-    def clip_each(self, change: GaussianEta) -> GaussianEta:
-        """Each shard's clipped change by itself, without noise: it must not leave the client.
-
-        Guarantees:
-            - a shard's clipped change depends on its own change only
-        """
-        clipped = []
-        tiny = np.finfo(float).tiny
-        for block, clip_norm in zip(self.flatten(change), self.clip_norms, strict=True):
-            with np.errstate(all="ignore"):  # a warning about overflow would tell of somebody's rows
-                values = np.where(np.isfinite(block).all(axis=-1, keepdims=True), block, 0.0)
-                largest = np.maximum(np.abs(values).max(axis=-1, keepdims=True), tiny)
-                norms = np.maximum(largest * np.linalg.norm(values / largest, axis=-1, keepdims=True), tiny)
-                clipped.append(values * np.minimum(1.0, clip_norm / norms))
-        return self.unflatten(clipped, change)
-
-
-
 class Down(eqx.Module):
     """What a silo answers to; `norms` are those that changes are clipped to, `center` a network's present mean."""
 
-    eta_q: GaussianEta
-    start: GaussianEta
+    eta_q: Eta
+    start: Eta
     key: PRNGKeyArray
     norms: np.ndarray
     center: np.ndarray | None
-
-
-class RefitShards(eqx.Module):
-    """Local inference of all shards of a silo. `tempers`: a shard's likelihood counts as often as there are shards."""
-
-    local: LocalOptimum
-    factor_per_shard: bool = eqx.field(static=True)
-    side_by_side: ClassVar[bool] = True
-
-    def __call__(self, rows: Any, own: pvi.SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
-        """The shards' new factors; `drawn` is how often each shard's likelihood counts."""
-        cavity = down.eta_q - own.eta_t
-        if not self.factor_per_shard:
-            shards = rows.y.shape[0]
-            cavity = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (shards, *leaf.shape)), cavity)
-        return self.local.shard_factors(rows, cavity, down.start, key, down.key, drawn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,7 +86,7 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
     ball: Ball
     damping: float
     averages: bool
-    first: GaussianEta | None
+    first: Eta | None
     total_shards: int
     query: PrivateSum
 
@@ -192,13 +98,13 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
         """One release a visit."""
         return (pvi.repeated(self.query.event(seat.index), num_visits),)
 
-    def first_factor(self, share: float) -> GaussianEta:
+    def first_factor(self, share: float) -> Eta:
         """A share of all first factors."""
         if self.first is None:
             return to_host(self.solve.local.family.zeros())
         return share * self.first
 
-    def change(self, seat: Seat, own: pvi.SiloState, found: GaussianEta) -> GaussianEta:
+    def change(self, seat: Seat, own: pvi.SiloState, found: Eta) -> Eta:
         """What each of the silo's shards asks for, before it is clipped."""
         shards = shards_of(seat)
         weight = 1.0 / shards if self.averages else 1.0
@@ -218,7 +124,7 @@ class AveragingSilo(AbstractPerturbingSilo):
         return pvi.SiloState(eta_t=self.first_factor(shards_of(seat) / self.total_shards))
 
     def reply(
-        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: Down, found: GaussianEta
+        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: Down, found: Eta
     ) -> tuple[pvi.SiloState, Message]:
         """See `AbstractSilo`: the factor moves by what was released."""
         assert door is not None
@@ -240,7 +146,7 @@ class ShardedSilo(AbstractPerturbingSilo):
         return pvi.SiloState(eta_t=jax.tree.map(lambda leaf: np.repeat(leaf[None], shards, axis=0), first))
 
     def reply(
-        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: Down, found: GaussianEta
+        self, door: Door | None, seat: Seat, own: pvi.SiloState, down: Down, found: Eta
     ) -> tuple[pvi.SiloState, Message]:
         """See `AbstractSilo`: a factor moves by its own shard's clipped change, noise-free."""
         assert door is not None
@@ -274,7 +180,7 @@ class PerturbedServer(AbstractServer[ServerState]):
     ball: Ball
     query: PrivateSum
     variances: np.ndarray
-    first: GaussianEta | None
+    first: Eta | None
     is_network: bool
 
     def init(self) -> ServerState:
@@ -302,7 +208,7 @@ class PerturbedServer(AbstractServer[ServerState]):
         moved = self.inner.advance(state.pvi, visit, self.inner.damping * ball.unflatten(blocks, self.inner.eta_p))
         return Merged(state=ServerState(pvi=moved.state, norms=state.norms), counted=moved.counted)
 
-    def usable(self, eta: GaussianEta, state: ServerState, weights: np.ndarray) -> GaussianEta:
+    def usable(self, eta: Eta, state: ServerState, weights: np.ndarray) -> Eta:
         """The posterior given a noisy sum of factors; `weights`: how much of the change of each visit is in it."""
         local = self.inner.local
         if self.is_network:
@@ -317,7 +223,7 @@ class PerturbedServer(AbstractServer[ServerState]):
         )
         return to_single(posterior)
 
-    def _within_reach(self, eta_q: GaussianEta) -> GaussianEta:
+    def _within_reach(self, eta_q: Eta) -> Eta:
         """The same with no mean farther out than the prior thinks possible.
 
         Changes are clipped around the means, so that noise on precisions moves means in proportion to their size: where
@@ -337,7 +243,7 @@ class PerturbedServer(AbstractServer[ServerState]):
 
     def info(self, state: ServerState) -> dict[str, Any]:
         """The present q."""
-        return pvi.eta_info(self.usable(state.pvi.eta_q, state, np.ones(state.pvi.num_visits)))
+        return eta_info(self.usable(state.pvi.eta_q, state, np.ones(state.pvi.num_visits)))
 
     def facts(self, state: ServerState) -> dict[str, Any]:
         """See `AbstractServer`."""
@@ -348,8 +254,3 @@ def shards_of(seat: Seat) -> int:
     """How many shards a silo has; those beyond are empty."""
     assert isinstance(seat.layout, ShardSlots)
     return seat.layout.num_shards
-
-
-def no_change(ball: Ball, family: GaussianFamily) -> Bounded:
-    """What a silo without shards would release: enough to say what a release costs."""
-    return ball.bounded_sum(jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape)), to_host(family.zeros())))

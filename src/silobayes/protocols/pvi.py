@@ -20,7 +20,7 @@ Guarantees:
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,23 +28,17 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from silobayes.core.errors import InvalidInput
-from silobayes.inference.row_gradients import Clipping
 from silobayes.inference.solvers import LocalOptimum, usable
-from silobayes.models.base import GaussianEta
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.loops import Step, StepPlan, close_steps, open_steps
 from silobayes.privacy.queries import Message, OpenSum, Total
-from silobayes.protocols.etas import flatten_eta, to_host, to_single, unflatten_eta
+from silobayes.protocols import etas
+from silobayes.protocols.etas import Eta, flatten_eta, to_host, to_single, unflatten_eta
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 
-# A usable posterior or cavity keeps at least this share of the prior's smallest precision. Log-concave likelihoods
-# never reach it without noise; with noise, a floor near the prior keeps means from running away (see family.project).
-FLOOR_SHARE = 0.5
-# Of a natural parameter that float32 code can still work with.
-_LARGEST = 1e30
 # An asynchronous silo may answer to what was said so many visits ago.
 _MAX_LAG = 3
 
@@ -52,14 +46,14 @@ _MAX_LAG = 3
 class SiloState(eqx.Module):
     """The silo's factor `t_m`."""
 
-    eta_t: GaussianEta
+    eta_t: Eta
 
 
 class Down(eqx.Module):
     """What a silo answers to: q, where its solver starts, and the visit's model randomness."""
 
-    eta_q: GaussianEta
-    start: GaussianEta
+    eta_q: Eta
+    start: Eta
     key: PRNGKeyArray
 
 
@@ -70,49 +64,20 @@ class ServerState(eqx.Module):
     the factor of the prior. `num_visits` were made, `num_counted` of them had an effect.
     """
 
-    eta_q: GaussianEta
-    recent: GaussianEta
-    eta_sum: GaussianEta
-    prior: GaussianEta
+    eta_q: Eta
+    recent: Eta
+    eta_sum: Eta
+    prior: Eta
     num_visits: int
     num_counted: int
     num_averaged: int
-
-
-class Refit(eqx.Module):
-    """Local inference without privacy."""
-
-    local: LocalOptimum
-    side_by_side: ClassVar[bool] = True
-
-    def __call__(self, rows: Any, own: SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
-        """The silo's new factor."""
-        return self.local.factor(rows, down.eta_q - own.eta_t, down.start, key)
-
-
-class RefitPrivately(eqx.Module):
-    """Local inference by DP-SGD."""
-
-    local: LocalOptimum
-    clip_norm: np.ndarray
-    clipping: Clipping = eqx.field(static=True)
-    rows_per_unit: int = eqx.field(static=True)
-    # One silo after the other: a batch fits the processor's cache, those of all silos side by side do not.
-    side_by_side: ClassVar[bool] = False
-
-    def __call__(self, rows: Any, own: SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> tuple[GaussianEta, Any]:
-        """The silo's new factor, and what its loop is closed with."""
-        steps, sample_rate = drawn
-        public: dict[str, Any] = {"clip_norm": self.clip_norm, "sample_rate": sample_rate}
-        public |= {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
-        return self.local.private_factor(rows, down.eta_q - own.eta_t, down.start, key, steps, **public)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PVISilo(AbstractSilo[SiloState]):
     """A silo that sends the damped change of its factor."""
 
-    solve: Refit
+    solve: Any
     damping: float
     query: OpenSum
 
@@ -124,9 +89,7 @@ class PVISilo(AbstractSilo[SiloState]):
         """Nothing."""
         return ()
 
-    def reply(
-        self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: GaussianEta
-    ) -> tuple[SiloState, Message]:
+    def reply(self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: Eta) -> tuple[SiloState, Message]:
         """See `AbstractSilo`."""
         return changed(self.query, own, self.damping * (found - own.eta_t))
 
@@ -139,7 +102,7 @@ class PVISilo(AbstractSilo[SiloState]):
 class OptimisingSilo(AbstractSilo[SiloState]):
     """The same with a private local optimisation (000 section 3.1): all its steps are paid before the first draw."""
 
-    solve: RefitPrivately
+    solve: Any
     damping: float
     query: OpenSum
     loop: StepPlan
@@ -153,7 +116,7 @@ class OptimisingSilo(AbstractSilo[SiloState]):
         return draw_loop(door, loop_of(self.loop, seat))
 
     def reply(
-        self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: tuple[GaussianEta, Any]
+        self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: tuple[Eta, Any]
     ) -> tuple[SiloState, Message]:
         """See `AbstractSilo`."""
         assert door is not None
@@ -187,8 +150,8 @@ class PVIServer(AbstractServer[ServerState]):
     local: LocalOptimum
     query: OpenSum
     names: tuple[str, ...]
-    eta_p: GaussianEta
-    first_start: GaussianEta | None
+    eta_p: Eta
+    first_start: Eta | None
     damping: float
     seed: int
     num_visits: int
@@ -200,7 +163,7 @@ class PVIServer(AbstractServer[ServerState]):
         """The prior."""
         return self.init_at(self.eta_p)
 
-    def init_at(self, eta_q: GaussianEta) -> ServerState:
+    def init_at(self, eta_q: Eta) -> ServerState:
         """The prior and silos' first factors."""
         return ServerState(
             eta_q=eta_q,
@@ -217,7 +180,7 @@ class PVIServer(AbstractServer[ServerState]):
         eta_q = lagging(state, visit)
         return Down(eta_q=eta_q, start=self.start(state, self.usable(eta_q)), key=self.key(visit))
 
-    def start(self, state: ServerState, usable_q: GaussianEta) -> GaussianEta:
+    def start(self, state: ServerState, usable_q: Eta) -> Eta:
         """Where solvers start."""
         is_first = state.num_visits == 0 and self.first_start is not None
         return self.first_start if is_first else usable_q  # type: ignore[return-value]
@@ -226,7 +189,7 @@ class PVIServer(AbstractServer[ServerState]):
         """The visit's model randomness."""
         return jax.random.fold_in(jax.random.key(self.seed), visit.number)
 
-    def usable(self, eta: GaussianEta) -> GaussianEta:
+    def usable(self, eta: Eta) -> Eta:
         """The proper posterior that a raw sum stands for."""
         return usable(self.local.family, to_single(eta), self.local.floor)
 
@@ -234,14 +197,14 @@ class PVIServer(AbstractServer[ServerState]):
         """See `AbstractServer`."""
         return self.advance(state, visit, unflatten_eta(self.query.read(total), self.eta_p))
 
-    def advance(self, state: ServerState, visit: Visit, d_eta: GaussianEta) -> Merged[ServerState]:
+    def advance(self, state: ServerState, visit: Visit, d_eta: Eta) -> Merged[ServerState]:
         """Q moves by the silos' changes, unless it would run away: that depends on released numbers only."""
         prior = state.prior
         if not self.local.model.prior_is_gaussian:
             prior = self._refit_prior(state, visit)
             d_eta = d_eta + (prior - state.prior)
         eta_q = state.eta_q + d_eta
-        counted = is_in_range(eta_q)
+        counted = etas.is_in_range(eta_q)
         if not counted:
             refuse_if_open(self.is_private, visit.number)
             # The visit counts as made and changes nothing: what was paid for before is not lost.
@@ -259,7 +222,7 @@ class PVIServer(AbstractServer[ServerState]):
         )
         return Merged(state=new, counted=counted)
 
-    def _refit_prior(self, state: ServerState, visit: Visit) -> GaussianEta:
+    def _refit_prior(self, state: ServerState, visit: Visit) -> Eta:
         """A prior that is not Gaussian is one more factor."""
         start = self.down(state, visit).start
         found = to_host(
@@ -271,13 +234,13 @@ class PVIServer(AbstractServer[ServerState]):
         """See `AbstractServer`; of the average over the last half of the visits where noise makes that better."""
         return self.describe(self.usable(averaged(state)))
 
-    def describe(self, eta: GaussianEta) -> Posterior:
+    def describe(self, eta: Eta) -> Posterior:
         """A proper q as a posterior."""
         return Posterior(family=self.local.family, eta=eta, names=self.names, model=self.local.model)
 
     def info(self, state: ServerState) -> dict[str, Any]:
         """The present q."""
-        return eta_info(self.usable(state.eta_q))
+        return etas.eta_info(self.usable(state.eta_q))
 
     def facts(self, state: ServerState) -> dict[str, Any]:
         """Visits that had no effect: q would have run away."""
@@ -285,7 +248,7 @@ class PVIServer(AbstractServer[ServerState]):
         return {"visits_without_effect": skipped} if skipped else {}
 
 
-def changed(query: OpenSum, own: Any, d_eta: GaussianEta) -> tuple[Any, Message]:
+def changed(query: OpenSum, own: Any, d_eta: Eta) -> tuple[Any, Message]:
     """The state and the message of a silo whose factor changes: as it was rounded, so that q stays the product."""
     message = query.write(flatten_eta(to_host(d_eta)))
     assert message.value is not None
@@ -311,12 +274,12 @@ def repeated(event: AbstractEvent, times: int) -> AbstractEvent:
     return dataclasses.replace(event, count=event.count * times)
 
 
-def lagging(state: ServerState, visit: Visit) -> GaussianEta:
+def lagging(state: ServerState, visit: Visit) -> Eta:
     """What the silos of a visit answer to."""
     return jax.tree.map(lambda leaf: leaf[visit.lag], state.recent)
 
 
-def averaged(state: ServerState) -> GaussianEta:
+def averaged(state: ServerState) -> Eta:
     """The average of q over the last half of the visits; q itself where there is none."""
     return (1.0 / state.num_averaged) * state.eta_sum if state.num_averaged else state.eta_q
 
@@ -327,11 +290,6 @@ def weights_of_visits(state: ServerState) -> np.ndarray:
     return np.minimum(since, state.num_averaged) / state.num_averaged if state.num_averaged else np.ones(len(since))
 
 
-def is_in_range(eta: GaussianEta) -> bool:
-    """Finite, and with room to multiply in float32."""
-    return all(bool(np.all(np.abs(leaf) <= _LARGEST)) for leaf in jax.tree.leaves(eta))
-
-
 def refuse_if_open(is_private: bool, visit: int) -> None:
     """Without privacy a q that runs away is refused: nothing was paid that would be lost."""
     if not is_private:
@@ -339,18 +297,6 @@ def refuse_if_open(is_private: bool, visit: int) -> None:
         raise InvalidInput("protocol.damping", "a q that stays finite", f"one that ran away in visit {visit}", fix)
 
 
-def eta_info(eta: GaussianEta) -> dict[str, Any]:
-    """A q for the trace."""
-    return {"eta": {"linear": np.asarray(eta.linear).tolist(), "quadratic": np.asarray(eta.quadratic).tolist()}}
-
-
-def precision_floor(eta_p: GaussianEta) -> float:
-    """The floor of usable posteriors and cavities: a public number, from the prior alone."""
-    quadratic = np.asarray(eta_p.quadratic, dtype=np.float64)
-    precision = -2 * (np.diagonal(quadratic) if quadratic.ndim == 2 else quadratic)
-    return float(FLOOR_SHARE * precision.min())
-
-
 @jax.jit
-def _prior_factor(local: LocalOptimum, eta_cavity: GaussianEta, start: GaussianEta, key: PRNGKeyArray) -> GaussianEta:
+def _prior_factor(local: LocalOptimum, eta_cavity: Eta, start: Eta, key: PRNGKeyArray) -> Eta:
     return local.prior_factor(eta_cavity, start, key)

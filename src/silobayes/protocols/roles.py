@@ -14,15 +14,14 @@ to the last digits over any number of visits; `solve` gets them as float32.
 """
 
 import abc
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from silobayes.inference.layouts import AbstractLayout
-from silobayes.posterior import Posterior
+from silobayes.posteriors import AbstractPosterior
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
-from silobayes.privacy.queries import AbstractQuery, Message, Total
+from silobayes.privacy.queries import Message, Total
 from silobayes.privacy.sampling import Sampler
 from silobayes.protocols.schedule import Visit
 
@@ -53,13 +52,13 @@ class AbstractSilo(abc.ABC, Generic[State]):
     """Runs where rows are.
 
     Attributes:
-        query: What a visit asks.
+        query: What a visit asks, an `AbstractQuery`.
         solve: What is computed from rows, as a pytree that compiled code takes as an argument: `solve(rows, own, down,
             drawn, key)`, mapped over silos. None in a visit without rows.
     """
 
-    query: AbstractQuery
-    solve: Callable[..., Any] | None
+    query: Any
+    solve: Any
 
     @abc.abstractmethod
     def init(self, seat: Seat) -> State:
@@ -102,7 +101,7 @@ class AbstractServer(abc.ABC, Generic[State]):
         """The state after the visit."""
 
     @abc.abstractmethod
-    def posterior(self, state: State) -> Posterior:
+    def posterior(self, state: State) -> AbstractPosterior:
         """What the state stands for."""
 
     @abc.abstractmethod

@@ -14,16 +14,16 @@ import numpy as np
 
 from silobayes.families import FullGaussian
 from silobayes.inference.noisy_statistics import GaussianPosterior, bounded_statistics, noise_aware_posterior
-from silobayes.inference.solvers import AllRows
-from silobayes.models.base import GaussianEta, GaussianFamily
+from silobayes.inference.solvers import AllRows, usable
+from silobayes.models.base import GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.clipping import Bounded, unpack_symmetric
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Answer, Message, PrivateSum, Total
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import to_host
+from silobayes.protocols.etas import Eta, eta_info, precision_floor, to_host, to_single
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
 
@@ -75,7 +75,7 @@ class StatisticsSilo(AbstractSilo[Any]):
 class ServerState(eqx.Module):
     """The answer's natural parameters: the prior's until the statistics are there."""
 
-    eta_q: GaussianEta
+    eta_q: Eta
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class StatisticsServer(AbstractServer[ServerState]):
     model: LinearRegression
     family: GaussianFamily
     names: tuple[str, ...]
-    eta_p: GaussianEta
+    eta_p: Eta
     bounds: RowBounds
     query: PrivateSum
 
@@ -108,9 +108,9 @@ class StatisticsServer(AbstractServer[ServerState]):
 
     def info(self, state: ServerState) -> dict[str, Any]:
         """The answer."""
-        return pvi.eta_info(self._usable(state))
+        return eta_info(self._usable(state))
 
-    def _usable(self, state: ServerState) -> GaussianEta:
+    def _usable(self, state: ServerState) -> Eta:
         return usable_answer(state.eta_q, self.family, self.eta_p)
 
 
@@ -129,13 +129,13 @@ def answer_of(statistics: Answer, model: LinearRegression, bounds: RowBounds) ->
     return dataclasses.replace(answer, mean=answer.mean / bounds.x, covariance=answer.covariance / bounds.x**2)
 
 
-def eta_of(answer: GaussianPosterior, family: GaussianFamily) -> GaussianEta:
+def eta_of(answer: GaussianPosterior, family: GaussianFamily) -> Eta:
     """An answer in the family of the study."""
     full = FullGaussian(dimension=len(answer.mean))
     eta = full.from_standard(mean=jnp.asarray(answer.mean), covariance=jnp.asarray(answer.covariance))
     return eta if isinstance(family, FullGaussian) else full.to_mean_field(eta)
 
 
-def usable_answer(eta_q: GaussianEta, family: GaussianFamily, eta_p: GaussianEta) -> GaussianEta:
+def usable_answer(eta_q: Eta, family: GaussianFamily, eta_p: Eta) -> Eta:
     """The proper version of an answer."""
-    return pvi.usable(family, pvi.to_single(eta_q), pvi.precision_floor(eta_p))
+    return usable(family, to_single(eta_q), precision_floor(eta_p))

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from silobayes.core.digits import epsilon_text
-from silobayes.posterior import DESCRIPTION, Posterior
+from silobayes.posteriors import DESCRIPTION, Posterior
 from silobayes.report import figures
 from silobayes.report.explain import explain
 from silobayes.report.run_files import COMPARISONS, RunFiles, read_run

@@ -30,16 +30,16 @@ import numpy as np
 from silobayes.core.errors import InvalidInput
 from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import Encoding, Numeric
-from silobayes.engines.fitting import build_model
-from silobayes.engines.local import communications
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.plans import plan_of
+from silobayes.plans.aggregation import communications
 from silobayes.plans.situation import Situation, Sizes
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
 from silobayes.report.explain import clients_per_round, sends_shares, what_leaves
+from silobayes.studies.models import build_model
 from silobayes.study import Study
 
 _MADE_UP_ROWS = 2000

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from silobayes.posterior import DESCRIPTION
+from silobayes.posteriors import DESCRIPTION
 from silobayes.report.run_files import RunFiles
 from silobayes.study import Study
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from silobayes.core.digits import epsilon_text
 from silobayes.core.errors import InvalidInput, SiloBayesError
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.ledger import Account, Ledger

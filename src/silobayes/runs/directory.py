@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from silobayes.core.errors import InvalidInput
-from silobayes.posterior import ARRAYS, DESCRIPTION
+from silobayes.posteriors import ARRAYS, DESCRIPTION
 from silobayes.runs import checkpoint
 from silobayes.runs.files import append_lines, read_json, write_bytes, write_json
 

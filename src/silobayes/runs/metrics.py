@@ -3,7 +3,7 @@
 import numpy as np
 
 from silobayes.data.silo import Silo
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 
 
 def evaluate(posterior: Posterior, test: Silo) -> dict[str, float]:

@@ -102,7 +102,7 @@ def _scores(one: Released) -> np.ndarray:
 
 def _test_size(tests: _Tests, scores: np.ndarray, name: str) -> None:
     squares, count = float(np.sum(scores**2)), scores.size
-    tail = 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
+    tail = 2 * min(float(stats.chi2.cdf(squares, count)), float(stats.chi2.sf(squares, count)))
     size = np.sqrt(squares / count)
     tests.add(tail, f"Expected noise as large as priced in {name}, got {size:.3g} of it in {count} numbers")
 

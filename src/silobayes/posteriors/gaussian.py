@@ -52,6 +52,7 @@ from silobayes.families import (
 )
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 from silobayes.models.numpyro_model import NumpyroModel
+from silobayes.posteriors.base import AbstractPosterior
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,7 @@ _DRAWS, _SUMMARY_DRAWS = 1000, 4000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Posterior:
+class Posterior(AbstractPosterior):
     """One posterior over the parameters of a model.
 
     Attributes:
@@ -143,6 +144,10 @@ class Posterior:
             half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * stddev
             columns = {"mean": mean, "sd": stddev, "lower": mean - half, "upper": mean + half}
         return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+
+    def with_provenance(self, provenance: Mapping[str, Any]) -> "Posterior":
+        """See `AbstractPosterior`."""
+        return dataclasses.replace(self, provenance=provenance)
 
     def sample(self, num_draws: int = _DRAWS, *, seed: int = 0) -> np.ndarray:
         """(num_draws, dim) independent draws of theta; the same seed gives the same draws."""
