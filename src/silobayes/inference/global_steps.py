@@ -60,7 +60,8 @@ class ChunkGradients(eqx.Module):
     def __call__(self, rows: Rows, own: Any, down: Any, drawn: Any, key: PRNGKeyArray) -> Array:
         """Sums over chunks."""
         public: dict[str, Any] = {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
-        return chunk_gradients(self.model, down.point, down.draw, rows, *drawn, self.clip_norm, **public)
+        indices, mask = drawn
+        return chunk_gradients(self.model, down.point, down.draw, rows, indices, mask, self.clip_norm, **public)
 
 
 class Position(eqx.Module):
