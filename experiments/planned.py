@@ -7,11 +7,11 @@ nobody.
 from collections.abc import Sequence
 
 from silobayes.data.silo import Silo
-from silobayes.engines.fitting import build_model
+from silobayes.studies.models import build_model
 from silobayes.engines.parties import LocalParties
 from silobayes.plans import plan_of
 from silobayes.plans.situation import Situation, Sizes
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget

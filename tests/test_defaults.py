@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from silobayes.defaults import PublicFacts, resolve
-from silobayes.engines.planning import build_method
 
 import silobayes
 from silobayes import defaults
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import Privatise, ProtocolKind, Study
+from silobayes.study import Study
 from tests.engines.cases import MODEL, make_silos, make_study
+from tests.engines.harness import Privatise, ProtocolKind, plan_for
 
 FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
 OWN = {
@@ -35,9 +35,9 @@ OWN = {
 @pytest.mark.parametrize("kind", ["pvi", "global_vi"])
 def test_what_a_study_says_is_never_overruled(kind):
     own = OWN if kind == "pvi" else {key: value for key, value in OWN.items() if key != "schedule"}
-    settings = resolve(make_study(kind=kind, privatise="dp_optimisation", **own), FACTS)
+    settings = settings_of(make_study(kind=kind, privatise="dp_optimisation", **own), FACTS)
     assert {key: getattr(settings, key) for key in own} == own
-    assert resolve(make_study(privatise="virtual_clients", shards=3), FACTS).shards == 3
+    assert settings_of(make_study(privatise="virtual_clients", shards=3), FACTS).shards == 3
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_a_study_says_is_never_overruled(kind):
 def test_every_method_has_settings_that_can_be_planned(privatise):
     study = make_study(privatise=privatise)
     silos = make_silos()
-    settings = resolve(study, PublicFacts.of(MODEL, silos))
+    settings = settings_of(study, PublicFacts.of(MODEL, [silo.num_rows for silo in silos]))
     assert settings.privatise.value == privatise
     shards = settings.shards_of(len(silos))
     assert all(1 <= count <= silo.num_rows for count, silo in zip(shards, silos, strict=True))
@@ -55,68 +55,68 @@ def test_every_method_has_settings_that_can_be_planned(privatise):
 
 def test_shards_are_in_proportion_to_rows_and_never_too_many():
     study = make_study(privatise="virtual_clients")
-    shards = resolve(study, PublicFacts(silo_rows=(100, 1000, 10), num_parameters=4)).shards
+    shards = settings_of(study, PublicFacts(silo_rows=(100, 1000, 10), num_parameters=4)).shards
     assert shards == (100, 1000, 10)
-    many = resolve(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards_of(2)
+    many = settings_of(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards_of(2)
     assert sum(many) * 2 * 40 <= 24_000_000
     assert many[0] == pytest.approx(10 * many[1], rel=0.01)
 
 
 def test_a_study_without_privacy_and_one_of_persons():
-    assert resolve(make_study(mode="none"), FACTS).privatise is Privatise.NONE
-    assert resolve(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
-    assert resolve(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
-    persons = resolve(make_study(unit="person", rows_per_person=4), FACTS)
+    assert settings_of(make_study(mode="none"), FACTS).privatise is Privatise.NONE
+    assert settings_of(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
+    assert settings_of(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
+    persons = settings_of(make_study(unit="person", rows_per_person=4), FACTS)
     assert (persons.privatise, persons.rows_per_person) == (Privatise.DP_OPTIMISATION, 4)
-    assert persons.clip_norm == resolve(make_study(), FACTS).clip_norm
+    assert persons.clip_norm == settings_of(make_study(), FACTS).clip_norm
 
 
 def test_noisy_local_optima_of_many_silos_are_damped_and_get_more_rounds():
     exact = PublicFacts(silo_rows=(50,) * 100, num_parameters=9)
     noisy = dataclasses.replace(exact, solves_exactly=False)
     study = make_study(mode="none")
-    assert (resolve(study, exact).damping, resolve(study, exact).rounds) == (0.5, 10)
-    assert (resolve(study, noisy).damping, resolve(study, noisy).rounds) == (0.08, 63)
-    one_by_one = resolve(make_study(mode="none", schedule="sequential"), noisy)
+    assert (settings_of(study, exact).damping, settings_of(study, exact).rounds) == (0.5, 10)
+    assert (settings_of(study, noisy).damping, settings_of(study, noisy).rounds) == (0.08, 63)
+    one_by_one = settings_of(make_study(mode="none", schedule="sequential"), noisy)
     assert (one_by_one.damping, one_by_one.rounds) == (0.5, 10)
-    steps = resolve(make_study(mode="none", kind="global_vi"), noisy)
+    steps = settings_of(make_study(mode="none", kind="global_vi"), noisy)
     assert (steps.damping, steps.rounds) == (1.0, 100)
 
 
 @pytest.mark.parametrize("kind", ["pvi", "bcm", "streaming_vb"])
 def test_one_visit_without_privacy_takes_enough_steps_where_optima_are_noisy(kind):
     noisy = PublicFacts(silo_rows=(500,), num_parameters=9, solves_exactly=False)
-    assert resolve(make_study(mode="none", kind=kind), noisy).steps == 2000
-    assert resolve(make_study(kind=kind), noisy).steps < 2000
+    assert settings_of(make_study(mode="none", kind=kind), noisy).steps == 2000
+    assert settings_of(make_study(kind=kind), noisy).steps < 2000
 
 
 def test_sampled_rounds_give_every_silo_its_turn():
     facts = PublicFacts(silo_rows=(50,) * 40, num_parameters=9)
-    settings = resolve(make_study(mode="none", schedule="sampled", clients_per_round=4), facts)
+    settings = settings_of(make_study(mode="none", schedule="sampled", clients_per_round=4), facts)
     assert settings.rounds == 100
 
 
 def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
-    settings = resolve(make_study(mode="none", kind="streaming_vb"), FACTS)
+    settings = settings_of(make_study(mode="none", kind="streaming_vb"), FACTS)
     assert settings.kind is ProtocolKind.PVI
     assert settings.schedule is Schedule.SEQUENTIAL
     assert (settings.rounds, settings.damping) == (1, 1.0)
-    method = build_method(MODEL, make_silos(), settings, None, 0)
-    assert [visit.clients for visit in method.visits] == [(0,), (1,), (2,)]
+    plan = plan_for(MODEL, make_silos(), settings, None)
+    assert [visit.silos for visit in plan.visits] == [(0,), (1,), (2,)]
 
 
 def test_the_rules_look_at_public_facts_only():
     """A silo's rows are not among the arguments; of a silo only its size counts."""
     silos = make_silos()
     zeros = [dataclasses.replace(silo, x=0 * silo.x, y=0 * silo.y) for silo in silos]
-    assert PublicFacts.of(MODEL, silos) == PublicFacts.of(MODEL, zeros)
+    assert PublicFacts.of(MODEL, [silo.num_rows for silo in silos]) == PublicFacts.of(MODEL, zeros)
     assert list(inspect.signature(defaults.resolve).parameters) == ["study", "facts"]
 
 
 def test_the_clip_norm_follows_the_size_of_the_score():
     sharp = LinearRegression(num_features=4, noise_stddev=0.1)
-    assert PublicFacts.of(sharp, make_silos()).score == pytest.approx(10.0)
-    narrow, wide = (resolve(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
+    assert PublicFacts.of(sharp, [silo.num_rows for silo in make_silos()]).score == pytest.approx(10.0)
+    narrow, wide = (settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
     assert wide == pytest.approx(10 * narrow)
 
 
@@ -124,14 +124,14 @@ def test_sizes_follow_what_the_study_declares_and_bounds_what_it_accepts():
     """Three numbers in [-1, 1] and the intercept: squared norm 4; with a spread of a tenth, at most 301."""
     tables = make_study().to_dict()
     tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.1)
-    plain, scaled = (resolve(study, FACTS) for study in (make_study(), Study.from_dict(tables)))
+    plain, scaled = (settings_of(study, FACTS) for study in (make_study(), Study.from_dict(tables)))
     assert plain.x_bound == pytest.approx(2.0)
     assert scaled.x_bound == pytest.approx(301**0.5)
     assert scaled.clip_norm == plain.clip_norm
     tables["data"]["bounds"]["x0"] = ["a", "b", "c"]
     del tables["data"]["spread"]["x0"]
     tables["data"]["shares"] = {"x0": [0.2, 0.3, 0.5]}
-    assert resolve(Study.from_dict(tables), FACTS).clip_norm == pytest.approx(plain.clip_norm * (3.62 / 4) ** 0.5)
+    assert settings_of(Study.from_dict(tables), FACTS).clip_norm == pytest.approx(plain.clip_norm * (3.62 / 4) ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -148,22 +148,22 @@ def test_noise_alone_moves_a_coefficient_by_three_tenths(protocol, walkers):
     """Steps of pure noise have size one in Adam's units; damped walks of the silos add up."""
     tables = make_study(**protocol).to_dict()
     tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.5)
-    settings = resolve(Study.from_dict(tables), FACTS)
+    settings = settings_of(Study.from_dict(tables), FACTS)
     noise = np.random.default_rng(0).normal(size=(4000, walkers, settings.rounds * settings.steps))
     walks = settings.damping * settings.step_size * noise.sum(axis=(1, 2))
     assert settings.step_size < 0.05
     assert walks.std() == pytest.approx(0.3, rel=0.05)  # 4.5 standard errors: one false alarm in 10^5 keys
     del tables["data"]["spread"]["x0"]
-    partly = resolve(Study.from_dict(tables), FACTS).step_size
+    partly = settings_of(Study.from_dict(tables), FACTS).step_size
     assert partly == pytest.approx(min(0.05, settings.step_size * 0.35 / 0.3))
 
 
 def test_steps_are_never_longer_than_without_noise():
-    assert resolve(make_study(rounds=1, steps=1), FACTS).step_size == 0.05
-    assert resolve(make_study(mode="none"), FACTS).step_size == 0.05
-    assert resolve(make_study(privatise="virtual_clients"), FACTS).step_size == 0.05
+    assert settings_of(make_study(rounds=1, steps=1), FACTS).step_size == 0.05
+    assert settings_of(make_study(mode="none"), FACTS).step_size == 0.05
+    assert settings_of(make_study(privatise="virtual_clients"), FACTS).step_size == 0.05
     many = PublicFacts(silo_rows=(500,) * 300, num_parameters=19)
-    steps = [resolve(make_study(kind="bcm"), facts).step_size for facts in (FACTS, many)]
+    steps = [settings_of(make_study(kind="bcm"), facts).step_size for facts in (FACTS, many)]
     assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.05])  # an average of walks is shorter than one
 
 
@@ -172,7 +172,7 @@ def test_a_committee_of_networks_counts_the_walk_of_each():
     tables = make_study(kind="bcm").to_dict()
     steps = []
     for model in ({"kind": "logistic_regression"}, {"kind": "mlp", "options": {"hidden": [5]}}):
-        steps.append(resolve(Study.from_dict(tables | {"model": model}), FACTS).step_size)
+        steps.append(settings_of(Study.from_dict(tables | {"model": model}), FACTS).step_size)
     assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.45 * (1 / 400) ** 0.5])
 
 
@@ -200,7 +200,7 @@ def many_columns(declared: bool, **protocol) -> tuple[Study, dict[str, pd.DataFr
 
 def test_columns_that_nothing_centres_lower_the_damping_of_perturbing_methods_and_keep_their_path():
     declared, apart = (
-        resolve(many_columns(declared, privatise="virtual_clients")[0], FACTS) for declared in (True, False)
+        settings_of(many_columns(declared, privatise="virtual_clients")[0], FACTS) for declared in (True, False)
     )
     assert (declared.rounds, declared.damping) == (8, 0.4)
     assert apart.damping == pytest.approx(1.5 / 13)

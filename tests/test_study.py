@@ -18,15 +18,7 @@ from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols.schedule import Schedule
 from silobayes.studies.template import by_name, template
-from silobayes.study import (
-    AggregationKind,
-    AggregationSection,
-    Clipping,
-    Mode,
-    ModelKind,
-    PosteriorKind,
-    Study,
-)
+from silobayes.study import AggregationKind, AggregationSection, Clipping, Mode, ModelKind, PosteriorKind, Study
 from tests.data.studies import changed
 
 TOML = """

@@ -1,35 +1,41 @@
 """Methods over sums: one result for every kind of sum, the noise that was priced, closed forms, runs and refusals."""
 
 import dataclasses
+import functools
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from scipy import stats
-from silobayes.defaults import Settings
-from silobayes.engines.methods import no_change
-from silobayes.engines.planning import build_method
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.engines.local import resume, run
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.accounting import price
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.events import SkellamEvent
 from silobayes.privacy.ledger import Budget
+from silobayes.privacy.mechanisms import SkellamMechanism
+from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols.ball import no_change
 from silobayes.protocols.bcm import Committee
+from silobayes.protocols.etas import to_host
+from silobayes.protocols.perturbed import PerturbedServer
 from silobayes.protocols.schedule import Schedule
-from silobayes.secure.sums import SumAborted
-from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise, ProtocolKind
+from silobayes.secure.sums import AbstractSum, SumAborted
+from silobayes.study import AggregationKind, AggregationSection, PosteriorKind
 from silobayes.testing import FreeAccount
 from tests.engines import test_local as local
 from tests.engines.cases import make_silos
-from tests.engines.test_methods import PLAIN, REGRESSION, exact_regression, regression_silos
+from tests.engines.harness import Privatise, ProtocolKind, Run, Settings
+from tests.engines.regression import PLAIN, REGRESSION, exact_regression, regression_silos
 
 SUMS = [kind for kind in AggregationKind if kind is not AggregationKind.NONE]
 FEATURES, NUM_CLIENTS, NUM_ROWS = 3, 4, 40
@@ -80,10 +86,18 @@ def budget_of(name: str) -> Budget | None:
     return Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit_of(name))
 
 
-def build(name: str, kind: AggregationKind, colluding: int = 1):
+def build(name: str, kind: AggregationKind, colluding: int | None = 1, noise_seed: int = 0) -> Run:
+    """Noise of a silo depends on its number alone, so that it is the same over every kind of sum."""
     settings = dataclasses.replace(METHODS[name], aggregation=AggregationSection(kind=kind, colluding=colluding))
     model = LINEAR if settings.privatise is Privatise.SUFFICIENT_STATISTICS else LOGISTIC
-    return build_method(model, silos(), settings, budget_of(name), 0)
+    budget = budget_of(name)
+    doors = [] if budget is None else fixed_doors(NUM_CLIENTS, budget.unit, noise_seed)
+    return Run(model, silos(), settings, budget, doors=doors)
+
+
+@functools.cache
+def finished(name: str, kind: AggregationKind, colluding: int | None = 1) -> Run:
+    return build(name, kind, colluding).finish()
 
 
 def fixed_doors(count: int, unit: Unit, seed: int = 0) -> list[Door]:
@@ -91,53 +105,54 @@ def fixed_doors(count: int, unit: Unit, seed: int = 0) -> list[Door]:
     return [Door(account, FreshDraws(Entropy.not_private(100 * seed + k))) for k in range(count)]
 
 
-def final_state(method, unit: Unit):
-    """Noise of a silo depends on its number alone, so that it is the same over every kind of sum."""
-    doors = [] if method.events(0, 1) == () else fixed_doors(method.num_clients, unit)
-    state = method.init()
-    while state.step < len(method.visits):
-        visited = method.visits[state.step].clients
-        state = method.step(state, [doors[m] for m in visited] if doors else [])
-    return state
+def shared_query(run: Run) -> PrivateSum:
+    query = run.plan.silos[0].query
+    assert isinstance(query, PrivateSum)
+    return query
+
+
+def secure_sum(run: Run, kind: AggregationKind, colluding: int = 1) -> AbstractSum:
+    query, section = run.plan.silos[0].query, AggregationSection(kind=kind, colluding=colluding)
+    return sum_of(section, query, len(run.plan.seats), "0" * 64)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_total_is_the_same_with_every_kind_of_sum(name):
     """Bit for bit, server and silos, when the noise is."""
-    first, *others = (final_state(build(name, kind), unit_of(name)) for kind in SUMS)
-    assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(first.server)])).all()
+    first, *others = (finished(name, kind) for kind in SUMS)
+    assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(first.state)])).all()
     for other in others:
-        for left, right in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
+        every = [jax.tree.leaves((run.state, run.parties.states)) for run in (first, other)]
+        for left, right in zip(*every, strict=True):
             assert np.array_equal(left, right)
 
 
 @pytest.mark.parametrize("name", ["local_averaging", "global_vi"])
 def test_other_noise_gives_another_total(name):
     """Otherwise the comparison above could not fail."""
-    method = build(name, AggregationKind.TRUSTED)
     results = []
     for seed in range(2):
-        state = method.step(method.init(), fixed_doors(NUM_CLIENTS, Unit.ROW, seed))
-        results.append(state.server.eta_q.linear)
+        state = build(name, AggregationKind.TRUSTED, noise_seed=seed).step().state
+        eta_q = to_host(state.point.to_eta()) if name == "global_vi" else state.pvi.eta_q
+        results.append(eta_q.linear)
     assert not np.array_equal(*results)
 
 
 @pytest.mark.parametrize("name", ["dp_optimisation", "bcm, same", "none"])
 def test_messages_that_are_private_already_are_only_rounded(name):
     """Against no sum at all: a message moves by half a cell of 2^-16, and later rounds answer to the moved q."""
-    summed = final_state(build(name, AggregationKind.SECRET_SHARING), Unit.ROW).server.eta_q
-    settings = dataclasses.replace(METHODS[name], aggregation=AggregationSection())
-    plain = final_state(build_method(LOGISTIC, silos(), settings, budget_of(name), 0), Unit.ROW).server.eta_q
+    summed = finished(name, AggregationKind.SECRET_SHARING).state.eta_q
+    plain = finished(name, AggregationKind.NONE, None).state.eta_q
     for left, right in zip(jax.tree.leaves(summed), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["dp_optimisation", "none"])
 def test_q_stays_the_prior_times_the_factors(name):
-    method = build(name, AggregationKind.SECRET_SHARING)
-    state = final_state(method, Unit.ROW)
-    total = method.eta_p + jax.tree.map(lambda leaf: leaf.sum(axis=0), state.clients.eta_t)
-    for left, right in zip(jax.tree.leaves(state.server.eta_q), jax.tree.leaves(total), strict=True):
+    run = finished(name, AggregationKind.SECRET_SHARING)
+    factors = [state.eta_t for state in run.parties.states]
+    total = run.plan.server.eta_p + jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *factors)
+    for left, right in zip(jax.tree.leaves(run.state.eta_q), jax.tree.leaves(total), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
 
 
@@ -145,6 +160,23 @@ CONJUGATE = [
     *((kind, shards) for kind in (Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS) for shards in (1, 3, 8)),
     (Privatise.PARAMETER_PERTURBATION, 1),
 ]
+
+
+def quieted(run: Run) -> Run:
+    """The same run with next to no noise, and the last q for the answer."""
+    (silo,), server = run.plan.silos, run.plan.server
+    assert isinstance(server, PerturbedServer)
+    quiet = tuple(SkellamMechanism(noise_multiplier=1e-12, num_shares=2) for _ in run.plan.seats)
+    query = dataclasses.replace(shared_query(run), mechanisms=quiet)
+    server = dataclasses.replace(
+        server,
+        query=query,
+        inner=dataclasses.replace(server.inner, averages=False),
+        variances=np.full(len(run.plan.visits), 3 * 1e-24 / 2),
+    )
+    silo = dataclasses.replace(silo, query=query)  # type: ignore[type-var]
+    run.plan = run.parties.plan = dataclasses.replace(run.plan, silos=(silo,), server=server)
+    return run
 
 
 @pytest.mark.parametrize(("privatise", "num_shards"), CONJUGATE)
@@ -167,12 +199,8 @@ def test_inside_a_sum_shards_reach_the_exact_posterior_for_any_number_of_them(pr
         aggregation=AggregationSection(kind=AggregationKind.SECRET_SHARING, compute_nodes=2),
     )
     budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit)
-    method = build_method(REGRESSION, rows, settings, budget, 0)
-    quiet = dataclasses.replace(
-        method, noise_multipliers=(1e-12,) * 3, averages=False, posterior_floor=method.solver.floor
-    )
-    state = final_state(quiet, unit)
-    mean, covariance = method.solver.family.to_standard(quiet.eta(state))
+    run = quieted(Run(REGRESSION, rows, settings, budget, doors=fixed_doors(3, unit))).finish()
+    mean, covariance = run.standard
     exact_mean, exact_covariance = exact_regression(rows)
     np.testing.assert_allclose(mean, exact_mean, atol=1e-3)
     np.testing.assert_allclose(covariance, exact_covariance, rtol=5e-3, atol=5e-3 * exact_covariance.max())
@@ -190,15 +218,20 @@ def test_the_noise_in_a_sum_has_the_priced_variance_of_its_honest_shares(num_cli
         aggregation=AggregationSection(kind=AggregationKind.SECRET_SHARING, colluding=colluding),
     )
     budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    method = build_method(LOGISTIC, silos(num_clients), settings, budget, 0)
-    ((event,),) = {method.events(client, 1) for client in range(num_clients)}
-    doors = fixed_doors(num_clients, Unit.ROW)
-    zeros = [no_change(method.ball, method.solver.family)] * num_clients
-    sums = [method.aggregator.release(doors, zeros, method.noise_multipliers[0], k) for k in range(300)]
-    values = np.concatenate([one.value for one in sums])
+    run = Run(LOGISTIC, silos(num_clients), settings, budget)
+    ((event,),) = {run.plan.events(silo, 1) for silo in range(num_clients)}
+    (silo,), query = run.plan.silos, shared_query(run)
+    doors, everybody = fixed_doors(num_clients, Unit.ROW), tuple(range(num_clients))
+    zeros = no_change(silo.ball, silo.solve.local.family)
+    sums, answers = secure_sum(run, AggregationKind.SECRET_SHARING, colluding), []
+    for number in range(300):
+        payloads = {m: query.write(doors[m], m, zeros).payload for m in everybody}
+        answers.append(query.read(Total(payload=sums.total(payloads, sum_index=number), members=everybody)))
+    values = np.concatenate([answer.value for answer in answers])
     expected = event.std * np.sqrt(num_clients / (num_clients - colluding - 1))
-    assert sums[0].stddevs == pytest.approx((expected,))
-    assert sums[0].event == event
+    assert answers[0].stddevs == pytest.approx((expected,))
+    assert query.event(0) == event
+    assert set(doors[0].account.charged) == {event}
 
     def p_value(stddev: float) -> float:
         statistic = np.sum((values / stddev) ** 2)
@@ -211,36 +244,54 @@ def test_the_noise_in_a_sum_has_the_priced_variance_of_its_honest_shares(num_cli
 
 @pytest.mark.parametrize("name", ["local_averaging", "global_vi", "sufficient_statistics", "client level", "sampled"])
 def test_every_silo_pays_for_the_whole_sum_within_the_budget(name):
-    method, budget = build(name, AggregationKind.PAIRWISE_MASKS), budget_of(name)
+    run, budget = finished(name, AggregationKind.PAIRWISE_MASKS), budget_of(name)
     epsilons = []
-    for events in method.total_events():
+    for events in run.plan.total_events:
         assert all(isinstance(event, SkellamEvent) for event in events)
         if events:
             epsilons.append(price(events, relation=budget.relation, delta=budget.delta).epsilon)
     assert 0.97 < max(epsilons) <= 1.0
 
 
-def test_a_sampled_sum_is_sized_for_those_who_are_in_it():
+class Listening(AbstractSum):
+    """Hears who is in which sum."""
+
+    def __init__(self, inner: AbstractSum) -> None:
+        self.inner, self.heard = inner, []
+
+    def total(self, vectors, *, sum_index, among=None):
+        self.heard.append((tuple(vectors), tuple(among)))
+        return self.inner.total(vectors, sum_index=sum_index, among=among)
+
+    @property
+    def messages_per_client(self) -> int:
+        return self.inner.messages_per_client
+
+    def bytes_per_client(self, dimension: int) -> int:
+        return self.inner.bytes_per_client(dimension)
+
+
+def test_a_sampled_sum_is_sized_for_those_who_are_in_it_and_they_keep_their_numbers():
     """Three of four silos a round, one of which may collude: the noise of one silo alone must do."""
-    method = build("sampled", AggregationKind.PAIRWISE_MASKS)
-    assert all(len(visit.clients) == 3 for visit in method.visits)
-    assert method.aggregator.num_shares == 1
-    state = method.init()
-    doors = fixed_doors(NUM_CLIENTS, Unit.ROW)
-    for visit in method.visits:
-        after = method.step(state, [doors[m] for m in visit.clients])
+    run = build("sampled", AggregationKind.PAIRWISE_MASKS)
+    assert all(len(visit.silos) == 3 for visit in run.plan.visits)
+    assert {mechanism.num_shares for mechanism in shared_query(run).mechanisms} == {1}
+    listening = run.parties._sums[0] = Listening(secure_sum(run, AggregationKind.PAIRWISE_MASKS))
+    before = list(run.parties.states)
+    for visit in run.plan.visits:
+        run.step()
         for m in range(NUM_CLIENTS):
-            own = slice(4 * m, 4 * m + 4)  # its shards
-            stays = np.array_equal(after.clients.eta_t.linear[own], state.clients.eta_t.linear[own])
-            assert stays == (m not in visit.clients)
-        state = after
+            stays = np.array_equal(run.parties.states[m].eta_t.linear, before[m].eta_t.linear)
+            assert stays == (m not in visit.silos)
+        before = list(run.parties.states)
+    assert listening.heard == [(visit.silos, visit.silos) for visit in run.plan.visits]
+    assert len(set(listening.heard)) > 1
 
 
 @pytest.mark.parametrize("kind", SUMS)
 def test_below_the_floor_nothing_is_decoded(kind):
-    method = build("local_averaging", kind)
+    sums = secure_sum(finished("local_averaging", kind), kind)
     counts = {m: np.ones(6, dtype=np.int64) for m in range(NUM_CLIENTS)}
-    sums = method.aggregator.sums
     assert sums.total({m: counts[m] for m in (0, 2, 3)}, sum_index=0).tolist() == [3] * 6
     with pytest.raises(SumAborted):
         sums.total({m: counts[m] for m in (0, 2)}, sum_index=1)
@@ -283,12 +334,19 @@ def test_a_resumed_run_over_sums_ends_where_an_uninterrupted_one_does_and_charge
     assert local.charges(out) == ([] if name == "none" else [1, 1, 1, 1])
 
 
-def test_the_certificate_says_who_adds_up_and_with_which_noise(tmp_path):
-    seen, sent = {}, {}
-    for name, kind in (("local_averaging", "pairwise_masks"), ("dp_optimisation", "trusted")):
-        run(make_inputs(name, kind), tmp_path / kind)
-        seen[kind] = json.loads((tmp_path / kind / "certificate.json").read_text())
-        sent[kind] = json.loads((tmp_path / kind / "metrics.json").read_text())["communications"]
+@pytest.fixture(scope="module")
+def masked_run(tmp_path_factory) -> Path:
+    """The directory of a finished run with pairwise masks."""
+    out = tmp_path_factory.mktemp("masks") / "run"
+    run(make_inputs("local_averaging", "pairwise_masks"), out)
+    return out
+
+
+def test_the_certificate_says_who_adds_up_and_with_which_noise(masked_run, tmp_path):
+    seen = {}
+    run(make_inputs("dp_optimisation", "trusted"), tmp_path / "run")
+    for kind, out in (("pairwise_masks", masked_run), ("trusted", tmp_path / "run")):
+        seen[kind] = json.loads((out / "certificate.json").read_text())
         assert seen[kind]["aggregation"] == {"kind": kind, "colluding": 1}
     assert seen["pairwise_masks"]["noise"] == "Skellam on a grid, in shares of the silos"
     assert seen["trusted"]["noise"].startswith("float32 Gaussian")
@@ -298,7 +356,7 @@ def test_the_certificate_says_who_adds_up_and_with_which_noise(tmp_path):
         assert 0.97 < silo["epsilon"] <= 1.0
 
 
-def test_messages_and_bytes_follow_the_aggregator(tmp_path):
+def test_messages_and_bytes_follow_the_aggregator(masked_run, tmp_path):
     """Eight numbers of eight bytes down; up what this kind of sum sends. 4 rounds, 4 silos."""
     sent = {}
     for kind, extra in (
@@ -307,9 +365,9 @@ def test_messages_and_bytes_follow_the_aggregator(tmp_path):
         ("secret_sharing", {"compute_nodes": 5}),
         ("pairwise_masks", {}),
     ):
-        inputs = make_inputs("local_averaging", kind, **extra)
-        out = tmp_path / f"{kind}{extra}"
-        run(inputs, out)
+        out = masked_run if kind == "pairwise_masks" else tmp_path / f"{kind}{extra}"
+        if kind != "pairwise_masks":
+            run(make_inputs("local_averaging", kind, **extra), out)
         found = json.loads((out / "metrics.json").read_text())["communications"]
         answers = {"trusted": 1, "pairwise_masks": 3}.get(kind, extra.get("compute_nodes"))
         assert (found["rounds"], found["messages"]) == (4, 16 * (1 + answers))

@@ -5,28 +5,34 @@ import json
 
 import numpy as np
 import pytest
-from silobayes.defaults import PublicFacts, Settings, resolve
-from silobayes.engines.planning import build_method
-from silobayes.engines.quantile import QuantileMethod
 
 from silobayes.core.errors import InvalidInput
 from silobayes.engines.local import resume, run
+from silobayes.plans.rules import PublicFacts
 from silobayes.privacy import accounting
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget, Ledger
+from silobayes.privacy.queries import Message
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import clip_norms
+from silobayes.protocols.ball import no_change
+from silobayes.protocols.clip_norms import QuantileServer
+from silobayes.protocols.perturbed import AbstractPerturbingSilo
 from silobayes.protocols.schedule import Schedule
 from silobayes.report.build import write_report
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
-from silobayes.study import AggregationKind, AggregationSection, PosteriorKind, Privatise
+from silobayes.study import AggregationKind, AggregationSection, PosteriorKind
 from silobayes.testing import FreeAccount, PrivacyViolation
 from tests.engines.cases import MODEL, make_silos, make_study
+from tests.engines.gate import calibrated_once
+from tests.engines.harness import Privatise, Run, Settings, plan_for
+from tests.engines.regression import ExactDoor
 from tests.engines.test_local import Stop, charges, make_inputs, same, stop_after
-from tests.engines.test_methods import ExactDoor
 from tests.engines.test_record_replay import Case
+
+__all__ = ["calibrated_once"]  # a fixture
 
 # So few shards that only a large budget finds a quantile of their norms.
 LARGE = Budget(epsilon=3000.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
@@ -60,10 +66,17 @@ SETTINGS |= {
 METHODS = ["virtual_clients", "local_averaging", "parameter_perturbation"]
 
 
-def build(name: str, silos, budget: Budget = LARGE, **change) -> QuantileMethod:
-    method = build_method(MODEL, silos, dataclasses.replace(SETTINGS[name], **change), budget, 0)
-    assert isinstance(method, QuantileMethod)
-    return method
+def build(name: str, silos, budget: Budget = LARGE, doors=(), **change) -> Run:
+    run = Run(MODEL, silos, dataclasses.replace(SETTINGS[name], **change), budget, doors=doors)
+    assert isinstance(run.plan.server, QuantileServer)
+    return run
+
+
+def rounds_of(run: Run) -> AbstractPerturbingSilo:
+    """The silo's role once norms are chosen."""
+    _, silo = run.plan.silos
+    assert isinstance(silo, AbstractPerturbingSilo)
+    return silo
 
 
 def doors_of(budget: Budget, count: int) -> list[Door]:
@@ -84,11 +97,11 @@ def with_persons(silos):
 def test_the_counts_get_their_share_and_the_whole_keeps_the_budget(name, unit):
     budget = dataclasses.replace(LARGE, unit=unit)
     silos = with_persons(make_silos()) if unit is Unit.PERSON else make_silos()
-    method = build(name, silos, budget, first_share=0.3)
+    plan = build(name, silos, budget, first_share=0.3).plan
     known = {"relation": budget.relation, "delta": budget.delta}
-    for total in method.total_events():
+    for total in plan.total_events:
         counts, changes = total
-        assert changes.count == len(method.visits) - 1
+        assert changes.count == len(plan.visits) - 1
         assert 0.99 * 900 < accounting.price([counts], **known).epsilon <= 900
         assert 0.99 * 3000 < accounting.price(total, **known).epsilon <= 3000
 
@@ -98,31 +111,25 @@ def test_an_ordinary_budget_is_kept_too():
     budget = dataclasses.replace(LARGE, epsilon=1.0)
     silos = make_silos((2000, 2000, 2000))
     for aggregation in (AggregationSection(), SUM):
-        method = build("virtual_clients", silos, budget, first_share=0.1, shards=2000, aggregation=aggregation)
-        (counts, changes) = method.total_events()[0]
+        plan = build("virtual_clients", silos, budget, first_share=0.1, shards=2000, aggregation=aggregation).plan
+        (counts, changes) = plan.total_events[0]
         known = {"relation": budget.relation, "delta": budget.delta}
         assert 0.099 < accounting.price([counts], **known).epsilon <= 0.1
         assert 0.99 < accounting.price([counts, changes], **known).epsilon <= 1.0
-        alone = build_method(
-            MODEL,
-            silos,
-            dataclasses.replace(SETTINGS["virtual_clients"], clip_quantile=None, shards=2000, aggregation=aggregation),
-            budget,
-            0,
-        )
-        (changes_alone,) = alone.total_events()[0]
+        own = {"clip_quantile": None, "shards": 2000, "aggregation": aggregation}
+        alone = plan_for(MODEL, silos, dataclasses.replace(SETTINGS["virtual_clients"], **own), budget)
+        (changes_alone,) = alone.total_events[0]
         assert changes_alone.std < changes.std < 1.02 * changes_alone.std  # what is left is nearly all
 
 
 @pytest.mark.parametrize("name", [*METHODS, *(f"{name}, summed" for name in METHODS)])
 def test_a_client_pays_for_its_counts_once_and_for_each_later_visit(name):
-    method = build(name, make_silos())
     doors = doors_of(LARGE, 3)
-    state = method.init()
-    assert method.events(1, 0) == ()
-    for visits in range(1, len(method.visits) + 1):
-        state = method.step(state, doors)
-        paid = method.events(1, visits)
+    run = build(name, make_silos(), doors=doors)
+    assert run.plan.events(1, 0) == ()
+    for visits in range(1, len(run.plan.visits) + 1):
+        run.step()
+        paid = run.plan.events(1, visits)
         charged = doors[1].account.charged
         assert charged[0] == paid[0]
         assert len(charged) == sum(event.count for event in paid) == visits
@@ -130,12 +137,18 @@ def test_a_client_pays_for_its_counts_once_and_for_each_later_visit(name):
 
 
 def test_the_price_does_not_depend_on_the_norms_that_are_chosen():
-    method = build("local_averaging", make_silos())
+    """What the door charges follows from what is written to it."""
+    doors = doors_of(LARGE, 1)
+    run = build("local_averaging", make_silos())
+    silo, down = rounds_of(run), run.plan.server.down(run.state, run.plan.visits[1])
     for norms in ([1e-6, 3.0], [0.1, 1e5]):
-        assert method._clipped_to(np.array(norms)).events(0, 3) == method.then.events(0, 3)
+        ball = silo.ball_at(dataclasses.replace(down, norms=np.array(norms)))
+        assert ball.clip_norms == tuple(norms)
+        silo.query.write(doors[0], 0, no_change(ball, silo.solve.local.family))
+        assert doors[0].account.charged.pop() == silo.query.event(0)
 
 
-def first_norms(method: QuantileMethod, silos) -> np.ndarray:
+def first_norms(silos) -> np.ndarray:
     """Norms of the two parts of each shard's share of the change at the prior, from the formula for one row a shard."""
     norms = []
     for silo in silos:
@@ -152,49 +165,47 @@ def first_norms(method: QuantileMethod, silos) -> np.ndarray:
 def test_without_noise_the_norms_are_the_quantile_of_the_first_changes_within_a_step(name, quantile):
     """Shards are single rows; a row's part of its silo's average is its own factor, however large the silo."""
     silos = make_silos((80, 80, 80))
-    method = build(name, silos, clip_quantile=quantile, shards=80)
-    state = method.step(method.init(), [ExactDoor()] * 3)
-    exact = np.quantile(first_norms(method, silos), quantile, axis=1, method="inverted_cdf")
-    ratio = state.clients["norms"] * max(1.0, 0.5 * 4 / 2) / exact
+    run = build(name, silos, doors=[ExactDoor()] * 3, clip_quantile=quantile, shards=80).step()
+    exact = np.quantile(first_norms(silos), quantile, axis=1, method="inverted_cdf")
+    ratio = run.state.norms * max(1.0, 0.5 * 4 / 2) / exact
     assert np.all(ratio >= 1.0 - 1e-4)
     assert np.all(ratio <= np.sqrt(2.0) + 1e-4)
     # In units of protocol.clip_norm, a norm of the whole silo's change where shards are averaged.
     unit = 80.0 if name == "local_averaging" else 1.0
-    np.testing.assert_allclose(method.released(state)["clip_norms"], unit * state.clients["norms"])
+    for told in (run.plan.server.info(run.state), run.plan.server.facts(run.state)):
+        np.testing.assert_allclose(told["released"]["clip_norms"], unit * run.state.norms)
 
 
 @pytest.mark.parametrize("name", [*METHODS, "virtual_clients, summed"])
 def test_q_is_where_it_starts_until_the_norms_are_chosen_and_then_moves_within_them(name):
-    silos = make_silos((40, 40, 40))
-    method = build(name, silos)
-    doors = doors_of(LARGE, 3)
-    state = method.init()
-    assert method.released(state) == {}
-    state = method.step(state, doors)
-    assert np.array_equal(state.server.eta_q.linear, method.eta_p.linear)
-    assert np.array_equal(state.server.eta_q.quadratic, method.eta_p.quadratic)
-    norms = state.clients["norms"]
-    ball = method._clipped_to(norms).ball
-    assert ball.clip_norms == tuple(norms.tolist())
-    after = method.step(state, doors)
-    assert np.array_equal(after.clients["norms"], norms)
-    moved = after.server.eta_q - state.server.eta_q
-    shards = sum(method.then.shards_per_client)
-    noise = 6 * max(method.then.noise_multipliers) * np.sqrt(3 * 8)
-    assert 0 < np.linalg.norm(moved.linear) <= 0.5 * (shards + noise) * norms[0]
-    assert 0 < np.linalg.norm(moved.quadratic) <= 0.5 * (shards + noise) * norms[1]
+    run = build(name, make_silos((40, 40, 40)), doors=doors_of(LARGE, 3))
+    silo, eta_p = rounds_of(run), run.plan.server.then.inner.eta_p
+    assert tuple(run.state.norms) == silo.ball.clip_norms
+    np.testing.assert_allclose(run.plan.server.per_silo * run.state.norms, SETTINGS[name].clip_norms)
+    state = run.step().state
+    assert np.array_equal(state.pvi.eta_q.linear, eta_p.linear)
+    assert np.array_equal(state.pvi.eta_q.quadratic, eta_p.quadratic)
+    norms = state.norms
+    assert not np.array_equal(norms, silo.ball.clip_norms)
+    assert silo.ball_at(run.plan.server.down(state, run.plan.visits[1])).clip_norms == tuple(norms.tolist())
+    after = run.step().state
+    assert np.array_equal(after.norms, norms)
+    moved = after.pvi.eta_q - state.pvi.eta_q
+    noise = 6 * max(mechanism.noise_multiplier for mechanism in silo.query.mechanisms) * np.sqrt(3 * 8)
+    assert 0 < np.linalg.norm(moved.linear) <= 0.5 * (silo.total_shards + noise) * norms[0]
+    assert 0 < np.linalg.norm(moved.quadratic) <= 0.5 * (silo.total_shards + noise) * norms[1]
 
 
 def test_the_answer_knows_the_noise_of_the_chosen_norms():
-    """The wrapper's reading of q is that of the method with these norms, from one visit less."""
-    method = build("virtual_clients", make_silos((40, 40, 40)), dataclasses.replace(LARGE, epsilon=200.0))
-    state, doors = method.init(), doors_of(LARGE, 3)
-    while state.step < len(method.visits):
-        state = method.step(state, doors)
-    inner = method._clipped_to(state.clients["norms"])
-    expected = inner.usable(state.server.eta_q, state, np.ones(4))
-    np.testing.assert_array_equal(method.current(state).linear, expected.linear)
-    twice = method._clipped_to(2 * state.clients["norms"]).usable(state.server.eta_q, state, np.ones(4))
+    """The reading of q is that of a method with these norms, from one visit less."""
+    doors = doors_of(LARGE, 3)
+    run = build("virtual_clients", make_silos((40, 40, 40)), dataclasses.replace(LARGE, epsilon=200.0), doors).finish()
+    server, state = run.plan.server, run.state
+    assert state.pvi.num_visits == len(run.plan.visits) - 1 == 4
+    expected = server.then.usable(state.pvi.eta_q, state, np.ones(4))
+    assert np.array_equal(server.info(state)["eta"]["linear"], expected.linear)
+    louder = dataclasses.replace(state, norms=2 * state.norms)
+    twice = server.then.usable(state.pvi.eta_q, louder, np.ones(4))
     assert not np.array_equal(twice.linear, expected.linear)
 
 
@@ -203,13 +214,12 @@ def test_all_silos_are_asked_first_whatever_the_schedule(schedule):
     change = {"schedule": schedule, "clients_per_round": 2 if schedule is Schedule.SAMPLED else None}
     if schedule is Schedule.SAMPLED:
         change |= {"aggregation": SUM}
-    method = build("virtual_clients", make_silos((40, 40, 40)), **change)
-    assert method.visits[0].clients == (0, 1, 2)
-    state, doors = method.init(), doors_of(LARGE, 3)
-    while state.step < len(method.visits):
-        state = method.step(state, [doors[m] for m in method.visits[state.step].clients])
-    for client, events in enumerate(method.total_events()):
-        assert len(doors[client].account.charged) == sum(event.count for event in events)
+    doors = doors_of(LARGE, 3)
+    run = build("virtual_clients", make_silos((40, 40, 40)), doors=doors, **change)
+    assert run.plan.visits[0].silos == (0, 1, 2)
+    run.finish()
+    for door, events in zip(doors, run.plan.total_events, strict=True):
+        assert len(door.account.charged) == sum(event.count for event in events)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +250,13 @@ def test_nothing_is_charged_for_a_quantile_that_noise_would_hide(tmp_path):
 
 
 def test_the_rule_gives_the_middle_of_the_grid_and_a_tenth_of_epsilon():
-    facts = PublicFacts.of(MODEL, make_silos())
-    rule = resolve(make_study(privatise="virtual_clients"), facts)
-    chosen = resolve(make_study(privatise="virtual_clients", clip_norm="quantile"), facts)
+    facts = PublicFacts.of(MODEL, [silo.num_rows for silo in make_silos()])
+    rule = settings_of(make_study(privatise="virtual_clients"), facts)
+    chosen = settings_of(make_study(privatise="virtual_clients", clip_norm="quantile"), facts)
     assert rule.clip_quantile is None
     assert (chosen.clip_norm, chosen.clip_quantile, chosen.first_share) == (rule.clip_norm, 0.5, 0.1)
     own = {"clip_norm": "quantile", "clip_quantile": 0.8, "first_share": 0.2}
-    chosen = resolve(make_study(privatise="local_averaging", **own), facts)
+    chosen = settings_of(make_study(privatise="local_averaging", **own), facts)
     assert (chosen.clip_quantile, chosen.first_share) == (0.8, 0.2)
 
 
@@ -255,20 +265,24 @@ def test_the_rule_gives_the_middle_of_the_grid_and_a_tenth_of_epsilon():
 GATE = Case("quantile, virtual_clients")
 
 
+@pytest.mark.usefixtures("calibrated_once")
 def test_norms_of_counts_without_their_noise_are_caught(monkeypatch):
     """Planted: the norms follow from what was not released."""
 
-    def exact(self, doors, bounded, sum_index):
-        right_release(self, doors, bounded, sum_index)
-        return [np.sum(parts, axis=0) for parts in zip(*(own.decode(own.total) for own in bounded), strict=True)]
+    def exact(self, door, seat, own, down, found):
+        state, _ = right_reply(self, door, seat, own, down, found)
+        parts = self.then.ball_at(down).flatten(self.then.change(seat, own, found))
+        counts = clip_norms.bounded_counts(parts, clip_norms.grids_of(self.then.ball), self.then.ball.unit)
+        whole = np.concatenate(counts.decode(counts.total))
+        return state, Message(payload=whole, value=whole)
 
-    sums = type(build("virtual_clients", make_silos()).first)
-    right_release = sums.release_blocks
-    monkeypatch.setattr(sums, "release_blocks", exact)
+    right_reply = clip_norms.CountingSilo.reply
+    monkeypatch.setattr(clip_norms.CountingSilo, "reply", exact)
     with pytest.raises(PrivacyViolation, match="public"):
         GATE.check(Relation.SUBSTITUTE, 40)
 
 
+@pytest.mark.usefixtures("calibrated_once")
 def test_norms_in_units_of_the_silos_own_mean_are_caught(monkeypatch):
     """Planted: a scale that all rows of a silo decide, so that one of them moves every shard's count."""
 
@@ -283,6 +297,7 @@ def test_norms_in_units_of_the_silos_own_mean_are_caught(monkeypatch):
         GATE.check(Relation.SUBSTITUTE, 40)
 
 
+@pytest.mark.usefixtures("calibrated_once")
 def test_counts_priced_as_if_a_shard_vanished_with_its_row_are_caught(monkeypatch):
     """Planted: under add_remove a shard that loses a row stays and goes to another bin, which moves two counts."""
 

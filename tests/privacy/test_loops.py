@@ -158,6 +158,9 @@ def test_a_step_aims_below_the_clip_norm_by_what_its_sum_may_err():
     width = inputs.mask.shape[1]
     assert inputs.aim(1.0) == pytest.approx(1 / (1 + width / 2**20), rel=1e-12)
     assert inputs.aim(1.0, 3) == pytest.approx(1 / (1 + 3 * width / 2**20), rel=1e-12)
+    # Filled up beside silos with wider batches, a silo clips to the norm that it clips to alone.
+    wider = dataclasses.replace(inputs, mask=np.pad(inputs.mask, ((0, 0), (0, 100))))
+    np.testing.assert_array_equal(wider.aim(1.0), inputs.aim(1.0))
 
 
 MODEL = LogisticRegression(num_features=3)

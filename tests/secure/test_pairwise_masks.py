@@ -118,6 +118,34 @@ def frozen(state) -> dict:
     return {k: v.tolist() if isinstance(v, np.ndarray) else copy.deepcopy(v) for k, v in vars(state).items()}
 
 
+def test_in_a_sum_over_some_of_the_clients_the_others_are_strangers():
+    some = FIVE[1].member.roster.among((1, 2, 4))
+    server = masks.open_sum(masks.ServerState(roster=some), sum_index=SUM, dimension=3).state
+    _, uploads = after_share(FIVE, sum_index=SUM)
+    for i, refusal in ((0, Refusal.UNKNOWN_SENDER), (1, Refusal.NOT_A_PARTITION)):  # client 1 dealt to all five
+        step = masks.receive_upload(server, uploads[i])
+        assert step.refusal is refusal
+        assert step.state is server
+    own = [replace(state, member=replace(state.member, roster=some)) for state in FIVE]
+    states, server, _ = after_mask_of(own, server, some.numbers)
+    request = masks.UnmaskRequest(study_hash=STUDY, sum_index=SUM, survivors=(1, 2, 4), dropouts=(0, 3))
+    assert masks.unmask(states[1], request).refusal is Refusal.NOT_A_PARTITION
+    assert masks.unmask(states[1], replace(request, dropouts=())).refusal is None
+
+
+def after_mask_of(group, server, numbers):
+    """The clients of these numbers, the server, and the deliveries, after each of them sent its masked vector."""
+    states = dict(enumerate(group))
+    for i in numbers:
+        step = masks.share(states[i], sum_index=SUM, random_bytes=fixed_bytes(f"share {i}"))
+        states[i] = step.state
+        server = masks.receive_upload(server, step.messages[0]).state
+    delivered = masks.deliver(server)
+    for delivery in delivered.messages:
+        states[delivery.receiver] = masks.mask(states[delivery.receiver], delivery, VALUES[delivery.receiver]).state
+    return states, delivered.state, delivered.messages
+
+
 def full_request(**change):
     right = {"study_hash": STUDY, "sum_index": SUM, "survivors": (0, 1, 2, 3, 4), "dropouts": ()}
     return masks.UnmaskRequest(**{**right, **change})

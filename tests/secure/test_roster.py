@@ -31,6 +31,38 @@ def test_pairs_agree():
     assert other.mask != rosters.pair_secrets(b"x" * 32, STUDY, 0, 1).mask
 
 
+def test_some_of_the_clients_keep_their_numbers_and_secrets():
+    whole = roster(5, 1)
+    met = [state.member for state in clients(whole)]
+    some = whole.among([4, 1, 2])
+    assert (some.numbers, some.num_clients, some.floor) == ((1, 2, 4), 3, 2)
+    assert some.among(None) == whole
+    steps = [step for i, step in enumerate(joined(whole)) if i in some.numbers]
+    announcements = [step.messages[0] for step in steps]
+    for step in steps:
+        member = rosters.meet(replace(step.state, roster=some), announcements).state
+        assert member.pairs.keys() == {1, 2, 4} - {member.number}
+        for j in member.pairs:
+            assert member.pair(j).mask == met[member.number].pair(j).mask
+            assert member.pair(j).seal == met[member.number].pair(j).seal
+
+
+def test_a_client_that_is_not_asked_cannot_join_the_others():
+    whole = roster(5, 1)
+    steps = joined(whole)
+    announcements = [step.messages[0] for step in steps]
+    state = replace(steps[1].state, roster=whole.among((1, 2, 4)))
+    for heard in (announcements, [announcements[i] for i in (0, 1, 2)]):
+        assert rosters.meet(state, heard).refusal is Refusal.UNKNOWN_SENDER
+    assert rosters.meet(state, announcements[1:3]).refusal is Refusal.NOT_A_PARTITION
+
+
+@pytest.mark.parametrize("only", [(1, 0, 2), (1, 1, 2), (2, 3, 5), (-1, 0, 1), (1, 2), ()])
+def test_some_of_the_clients_that_protect_nobody_are_refused(only):
+    with pytest.raises(InvalidInput):
+        replace(roster(5, 1), only=only)
+
+
 def forged(number, *, signer, study=STUDY, key=None):
     public = key or X25519PrivateKey.from_private_bytes(b"m" * 32).public_key().public_bytes_raw()
     text = rosters.signed_text(replace(roster(4, 1), study_hash=study), number, public)

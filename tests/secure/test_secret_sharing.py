@@ -139,6 +139,18 @@ def test_a_batch_is_taken_in_part_when_a_row_is_missing_elsewhere():
     assert sharing.collect(PLAN, messages).result.tolist() == VALUES[[0, 2, 4]].sum(axis=0, dtype=np.uint32).tolist()
 
 
+def test_in_a_sum_over_some_of_the_clients_the_others_are_strangers():
+    plan = replace(PLAN, colluding=1, only=(0, 2, 4))
+    (node, *_) = open_nodes(plan)
+    rows = np.zeros((2, 3), dtype=PLAN.modulus.dtype)
+    for senders in ((1, 3), (0, 1)):
+        step = sharing.receive(node, message(senders, rows))
+        assert step.refusal is Refusal.UNKNOWN_SENDER
+        assert step.state is node
+    assert sharing.receive(node, message((0, 4), rows)).refusal is None
+    assert plan.floor == 2
+
+
 def test_a_client_left_out_cannot_come_again():
     nodes = open_nodes()
     nodes[0] = sharing.receive(nodes[0], message([3], np.ones((1, 3), np.uint32))).state

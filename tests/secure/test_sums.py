@@ -41,6 +41,35 @@ def test_all_kinds_agree(data, num_clients, bits):
             assert total.tolist() == exact
 
 
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_sums_over_some_of_the_clients(data):
+    """One sum after the other over other clients, who keep their numbers; of those asked, one may drop out."""
+    groups = st.sets(st.integers(0, 6), min_size=3)
+    all_kinds = kinds(7, 1, bits=32)
+    for sum_index in range(3):
+        asked = sorted(data.draw(groups))
+        present = asked[: len(asked) - data.draw(st.integers(0, 1))]
+        vectors = {i: np.array([10**i, -i], dtype=np.int64) for i in present}
+        for kind in all_kinds:
+            total = kind.total(vectors, sum_index=sum_index, among=asked)
+            assert total.tolist() == [sum(10**i for i in present), -sum(present)]
+
+
+@pytest.mark.parametrize("kind", kinds(5, 1), ids=lambda kind: type(kind).__name__)
+def test_sums_over_some_of_the_clients_refuse_the_others(kind):
+    row = np.ones(2, dtype=np.int64)
+    with pytest.raises(InvalidInput, match="vectors"):
+        kind.total(dict.fromkeys((0, 2, 3), row), sum_index=0, among=(1, 2, 3))
+    for bad in ((1, 2), (2, 3, 5), (1, 1, 2, 3)):  # one would be alone, a stranger, one twice
+        with pytest.raises(InvalidInput, match=r"colluding|only|vectors"):
+            kind.total(dict.fromkeys(bad, row), sum_index=0, among=bad)
+    with pytest.raises(SumAborted, match="below_floor"):
+        kind.total({4: row}, sum_index=0, among=(1, 2, 4))
+    assert kind.total(dict.fromkeys((1, 4), row), sum_index=1, among=(4, 1, 2)).tolist() == [2, 2]
+    assert kind.total(dict.fromkeys(range(5), row), sum_index=2).tolist() == [5, 5]
+
+
 def test_many_clients_go_through_windows(monkeypatch):
     monkeypatch.setattr(sums, "CHUNK_BYTES", 64)
     rows = np.random.default_rng(3).integers(-1000, 1000, (50, 7))

@@ -7,13 +7,14 @@ written false-alarm rate of every assertion that a claim is not refuted; keys ar
 
 import numpy as np
 import pytest
-from silobayes.engines.aggregation import aggregator, share_modulus
 
+from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.accounting import price
 from silobayes.privacy.clipping import Bounded, clip, general
-from silobayes.privacy.door import Door, FreshDraws, release_sum
+from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.mechanisms import SkellamMechanism
+from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.study import AggregationKind, AggregationSection
 from silobayes.testing import FreeAccount, audit
@@ -46,17 +47,20 @@ def scores(mechanism: SkellamMechanism, value: float, knowing: int, missing: int
         for k in range(NUM_CLIENTS)
     ]
     bounded = [runs_of(value), *[runs_of(0.0)] * (NUM_CLIENTS - 1)]
-    modulus = share_modulus(SECTION, bounded[0], NOISE, num_clients=NUM_CLIENTS, num_terms=1, num_sums=1)
-    sums = aggregator(SECTION, modulus, num_clients=NUM_CLIENTS, study_hash="0" * 64).sums
-    known = np.zeros(RUNS, dtype=np.int64)
-
-    def add(counts):
-        sent = dict(list(enumerate(counts))[: NUM_CLIENTS - missing])
-        for m in sorted(sent)[len(sent) - knowing :]:
-            np.add(known, sent[m], out=known)
-        return sums.total(sent, sum_index=0)
-
-    total = release_sum(doors, mechanism, bounded, add)
+    query = PrivateSum(
+        relation=Relation.SUBSTITUTE,
+        layouts=tuple(bounded),
+        mechanisms=(mechanism,) * NUM_CLIENTS,
+        num_terms=1,
+        num_sums=1,
+        together=NUM_CLIENTS,
+    )
+    written = {m: query.write(doors[m], m, bounded[m]).payload for m in range(NUM_CLIENTS)}
+    sent = {m: written[m] for m in range(NUM_CLIENTS - missing)}
+    colluders = sorted(sent)[len(sent) - knowing :]
+    known = np.sum([sent[m] for m in colluders], axis=0) if colluders else np.zeros(RUNS, dtype=np.int64)
+    payload = sum_of(SECTION, query, NUM_CLIENTS, "0" * 64).total(sent, sum_index=0)
+    total = query.read(Total(payload=payload, members=tuple(sent)))
     return total.value - bounded[0].decode(known)[0]
 
 

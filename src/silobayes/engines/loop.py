@@ -7,7 +7,6 @@ parties.settle(visit, merged.counted)
 """
 
 import abc
-from collections.abc import Callable
 from typing import Any
 
 from silobayes.privacy.queries import Total
@@ -33,14 +32,6 @@ class AbstractParties(abc.ABC):
     @abc.abstractmethod
     def stretch(self, server: AbstractServer, state: Any, visit: Visit) -> Merged | None:
         """All steps of a visit at once, where these parties can; None where they cannot."""
-
-
-def run(plan: Plan, parties: AbstractParties, state: Any, first: int, after: Callable[[Visit, Any], None]) -> Any:
-    """The server's state after all visits from number `first` on; `after` is called with the state after each."""
-    for visit in plan.visits[first:]:
-        state = make_visit(plan, parties, state, visit)
-        after(visit, state)
-    return state
 
 
 def make_visit(plan: Plan, parties: AbstractParties, state: Any, visit: Visit) -> Any:

@@ -89,13 +89,13 @@ class LocalParties(AbstractParties):
     def total(self, visit: Visit) -> Total:
         """See `AbstractParties`."""
         query = self.plan.silos[visit.part].query
-        payloads = [message.payload for message in self._messages]
+        payloads = {m: message.payload for m, message in zip(visit.silos, self._messages, strict=True)}
         if query.modulus is None:
-            return Total(payload=np.sum(payloads, axis=0), members=visit.silos)
+            return Total(payload=np.sum(list(payloads.values()), axis=0), members=visit.silos)
         if visit.part not in self._sums:
-            self._sums[visit.part] = sum_of(self.section, query, len(visit.silos), self.identity)
+            self._sums[visit.part] = sum_of(self.section, query, len(self.plan.seats), self.identity)
         self._num_sums += 1
-        total = self._sums[visit.part].total(dict(enumerate(payloads)), sum_index=self._num_sums)
+        total = self._sums[visit.part].total(payloads, sum_index=self._num_sums, among=visit.silos)
         return Total(payload=total, members=visit.silos)
 
     def settle(self, visit: Visit, counted: bool) -> None:

@@ -9,7 +9,7 @@ from silobayes.studies.study import AggregationKind, AggregationSection
 
 
 def sum_of(section: AggregationSection, query: AbstractQuery, num_silos: int, identity: str) -> AbstractSum:
-    """The sum that a study describes, for visits of so many silos."""
+    """The sum that a study of so many silos describes; over the silos of a visit, who keep their numbers."""
     common: dict[str, Any] = {"num_clients": num_silos, "colluding": section.num_colluding}
     modulus, study = query.modulus, bytes.fromhex(identity)
     assert modulus is not None

@@ -86,6 +86,9 @@ class PrivateSum(AbstractQuery):
     Guarantees:
         - own noise and shares of as many silos have the same variance in the total
         - a total of shares is decoded exactly
+        - totals are read in units of the norms that silos clipped to
+        - events equal those of the mechanism and what the door charges
+        - moduli never wrap around, except with probability 2^-60 in a study
     """
 
     relation: Relation
@@ -156,6 +159,7 @@ class OpenSum(AbstractQuery):
 
     Guarantees:
         - a silo knows what it said: its value is what the total contains of it
+        - open numbers never wrap around in a sum
     """
 
     together: int | None = None

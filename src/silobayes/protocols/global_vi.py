@@ -1,9 +1,9 @@
 """Global VI (SPEC 3, baselines): one optimisation over the union of rows, one sum over silos per step.
 
 A silo's message is the (clipped, noised) gradient of its own rows' likelihood term; the server adds them up, subtracts
-the KL term, which needs no rows, and takes one step of Adam. Communications are counted as what they are: one message up
-and down per silo and *step*, so a visit of `steps` steps is as many exchanges. Where each silo adds a noise of its own a
-local engine may run all steps of a visit in one compiled loop (`run_steps`), with the same float32 noise.
+the KL term, which needs no rows, and takes one step of Adam. Communications are counted as what they are: one message
+up and down per silo and *step*, so a visit of `steps` steps is as many exchanges. Where each silo adds a noise of its
+own a local engine may run all steps of a visit in one compiled loop (`run_steps`), with the same float32 noise.
 
 Guarantees:
     - without privacy it reaches the optimum of global VI

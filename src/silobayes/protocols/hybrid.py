@@ -1,9 +1,9 @@
 """The hybrid of 001 section 4.2.3: an analytic start from noisy statistics, then DP optimisation.
 
 The thesis proposes it for linear regression with known noise and does not run it. In the first visit each silo releases
-`(sum x x', sum x y)`; the server makes the posterior that knows about their noise (UNCERTAINTY F1, F2) and starts at its
-mean. All later rounds are those of PVI by DP-SGD. What is gained: near the answer residuals are small, so gradients can
-be clipped far below what a silo's targets would need, and no steps are spent on the way.
+`(sum x x', sum x y)`; the server makes the posterior that knows about their noise (UNCERTAINTY F1, F2) and starts at
+its mean. All later rounds are those of PVI by DP-SGD. What is gained: near the answer residuals are small, so gradients
+can be clipped far below what a silo's targets would need, and no steps are spent on the way.
 
 PVI needs one factor per silo. Those of the start are made of releases only, so they are public, like all later ones.
 Each silo gets its share, by rows, of the whole, plus what its own release says beyond that, shrunk as far as the

@@ -105,7 +105,9 @@ class RowsSilo(AbstractSilo[tuple[()]]):
     def reply(self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any) -> tuple[tuple[()], Message]:
         """See `AbstractSilo`."""
         assert door is not None
-        bounded = projection.bounded_rows(*present_rows(found), self.bounds)
+        # All of them, also those that compiled code leaves out: how many are sent may not depend on what they hold.
+        x, y = (np.asarray(leaf, np.float64)[: seat.size] for leaf in (found.x, found.y))
+        bounded = projection.bounded_rows(x, y, self.bounds)
         released = self.rows.write(door, seat.index, bounded).value
         assert released is not None
         noised = released.reshape(-1, len(self.bounds.all))
@@ -159,7 +161,7 @@ class AbstractLinregServer(AbstractServer[ServerState]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProjectionServer(AbstractLinregServer):
-    """`squares` is None without projection; `moments_noise` is the standard deviation of the noise on the second sum."""
+    """`squares` is None without projection; `moments_noise` is the sd of the noise on the second sum."""
 
     squares: PrivateSum | None
     moments: PrivateSum

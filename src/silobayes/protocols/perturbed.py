@@ -10,8 +10,9 @@ leaves its slot empty: the others keep their shards. A silo that loses all its r
   sum of its releases and so public.
 - `ShardedSilo`: each shard has its own factor, updated with its own *noise-free* clipped change: virtual clients, and
   every method inside a secure sum, where a silo's own message is not released (local averaging there: each shard stands
-  for its silo, so its factor moves by its own whole change). The public code puts noise into it, after which one changed
-  row moves all shards and the proof is gone (SPEC 0). Client level (001 Algorithm 3): one shard, a ball of unit client.
+  for its silo, so its factor moves by its own whole change). The public code puts noise into it, after which one
+  changed row moves all shards and the proof is gone (SPEC 0). Client level (001 Algorithm 3): one shard, a ball of
+  unit client.
 - parameter perturbation is local averaging with one shard.
 
 We differ from the paper in the grid noise (exact discrete Gaussian), in clipping the linear and the quadratic part to
@@ -202,9 +203,8 @@ class PerturbedServer(AbstractServer[ServerState]):
 
     def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
         """See `AbstractServer`."""
-        ball = dataclasses.replace(
-            self.ball, clip_norms=tuple(state.norms.tolist()), center=self.down(state, visit).center
-        )
+        center = self.down(state, visit).center if self.is_network else None
+        ball = dataclasses.replace(self.ball, clip_norms=tuple(state.norms.tolist()), center=center)
         blocks = self.query.read(total, state.norms.tolist()).blocks
         moved = self.inner.advance(state.pvi, visit, self.inner.damping * ball.unflatten(blocks, self.inner.eta_p))
         return Merged(state=ServerState(pvi=moved.state, norms=state.norms), counted=moved.counted)

@@ -60,8 +60,8 @@ class Down(eqx.Module):
 class ServerState(eqx.Module):
     """The raw sum of prior and factors, which may be improper, and what averages and lags need.
 
-    `recent[k]` is q of k visits ago; `eta_sum / num_averaged` the average of q over the last half of the visits; `prior`
-    the factor of the prior. `num_visits` were made, `num_counted` of them had an effect.
+    `recent[k]` is q of k visits ago; `eta_sum / num_averaged` the average of q over the last half of the visits;
+    `prior` the factor of the prior. `num_visits` were made, `num_counted` of them had an effect.
     """
 
     eta_q: Eta
@@ -142,7 +142,7 @@ class PVIServer(AbstractServer[ServerState]):
         damping: Of the change of the prior's factor.
         seed: Of model randomness.
         num_visits: Of the part of the study that this server makes.
-        averages: Whether the answer is the average of q over the last half of the visits, where noise makes that better.
+        averages: Whether the answer is the average of q over the last half of the visits: noise makes that better.
         had_start: Whether a start came before the first visit: it counts as a visit when half of them are counted.
         is_private: Whether a q that runs away loses a visit instead of ending the study.
     """

@@ -9,8 +9,8 @@
 A role holds public numbers only. What changes is state: a silo's stays with the silo, the server's is public. A silo
 role has no leading axis; an engine may map `solve` over silos of one shape, which changes nothing.
 
-States, downs and what is found are pytrees of arrays of any kind. States are float64 host arrays, so that factors add up
-to the last digits over any number of visits; `solve` gets them as float32.
+States, downs and what is found are pytrees of arrays of any kind. States are float64 host arrays, so that factors add
+up to the last digits over any number of visits; `solve` gets them as float32.
 """
 
 import abc
@@ -47,6 +47,7 @@ class Seat:
     noise_multiplier: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AbstractSilo(abc.ABC, Generic[State]):
     """Runs where rows are.
 

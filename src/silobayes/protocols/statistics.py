@@ -1,7 +1,7 @@
 """Linear regression from noisy sufficient statistics (001; SPEC 3, "analytic"; UNCERTAINTY F1, F2).
 
-Each silo releases `(sum x x', sum x y)` once, one joint mechanism; the rest is post-processing. The posterior knows about
-the noise. `x_bound` and `y_bound` are public: rows are pulled back to them.
+Each silo releases `(sum x x', sum x y)` once, one joint mechanism; the rest is post-processing. The posterior knows
+about the noise. The bounds are public: rows are pulled back to them.
 """
 
 import dataclasses

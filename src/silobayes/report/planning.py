@@ -1,6 +1,7 @@
 """What a study will do and cost, before any row is read: from the study file and the number of rows alone.
 
-A plan needs public sizes only, so settings and noise are those of a real run. The expected widths come from rows made up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
+A plan needs public sizes only, so settings and noise are those of a real run. The expected widths come from rows made
+up within the public bounds (`made_up_rows`), by UNCERTAINTY F6 and F1 at theta = 0:
 with per-row weights w of label-free clipping, curvature c and feature vector x,
 
     J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise

@@ -1,7 +1,7 @@
 """A run's state on disk: arrays in two files, and a JSON file that names both and is the commit point.
 
-The server's state is public and lies in the run directory. Silos' states may be private (factors of shards), so they lie
-in a folder beside it, readable by its owner only, which never leaves the machine and is removed when the run ends.
+The server's state is public and lies in the run directory. Silos' states may be private (factors of shards), so they
+lie in a folder beside it, readable by its owner only, which never leaves the machine and is removed when the run ends.
 
 Guarantees:
     What is saved is loaded equal.
@@ -37,7 +37,7 @@ _FIX = (
 def save(
     directory: Path, private: Path, server: Any, silos: Any, *, step: int, study_hash: str, lines: Sequence[str]
 ) -> None:
-    """Write the states after `step` visits; `lines` are those that the visits since the last commit add to the trace."""
+    """Write the states after `step` visits; `lines` are what the visits since the last commit add to the trace."""
     server_arrays, silo_arrays = _arrays(server), _arrays(silos)
     body = {
         "format": _FORMAT,
@@ -60,7 +60,7 @@ def save(
 def load(
     directory: Path, private: Path, templates: tuple[Any, Any], *, study_hash: str
 ) -> tuple[tuple[Any, Any], int, list[str]] | None:
-    """((server, silos), step, its trace lines), or None if nothing was saved; `templates` say which arrays to expect."""
+    """((server, silos), step, trace lines), or None if nothing was saved; `templates` say which arrays to expect."""
     path = directory / NAME
     if not path.exists():
         return None

@@ -129,11 +129,12 @@ def share(state: ClientState, *, sum_index: int, random_bytes: RandomBytes) -> C
     if sum_index <= state.sum_index:
         return refuse(state, Refusal.WRONG_SUM)
     member, roster = state.member, state.member.roster
-    me, numbers = member.number, range(roster.num_clients)
+    me, numbers = member.number, roster.numbers
     self_seed, recovery_key = random_bytes(KEY_BYTES), random_bytes(KEY_BYTES)
     count, threshold = roster.num_clients, roster.floor
     self_shares = split_secret(self_seed, num_shares=count, threshold=threshold, random_bytes=random_bytes)
     key_shares = split_secret(recovery_key, num_shares=count, threshold=threshold, random_bytes=random_bytes)
+    places = {j: place for place, j in enumerate(numbers)}
     pair_seeds = {j: member.seed(j, sum_index) for j in numbers if j != me}
     label = sum_label(roster.study_hash, sum_index)
     upload = SharesUpload(
@@ -141,8 +142,9 @@ def share(state: ClientState, *, sum_index: int, random_bytes: RandomBytes) -> C
         sum_index=sum_index,
         sender=me,
         sealed={
-            j: _seal(member.pair(j).seal, self_shares[j], key_shares[j], _address(label, me, j), random_bytes)
-            for j in pair_seeds
+            j: _seal(member.pair(j).seal, self_shares[place], key_shares[place], _address(label, me, j), random_bytes)
+            for j, place in places.items()
+            if j != me
         },
         locked_seeds=ChaCha20Poly1305(recovery_key).encrypt(_ONCE, b"".join(pair_seeds.values()), label),
     )
@@ -152,7 +154,7 @@ def share(state: ClientState, *, sum_index: int, random_bytes: RandomBytes) -> C
         sum_index=sum_index,
         self_seed=self_seed,
         pair_seeds=pair_seeds,
-        held={me: (self_shares[me], key_shares[me])},
+        held={me: (self_shares[places[me]], key_shares[places[me]])},
     )
     return Continue(state=fresh, messages=(upload,))
 
@@ -201,7 +203,7 @@ def unmask(state: ClientState, request: UnmaskRequest) -> Continue[ClientState]:
         refusal = Refusal.WRONG_PHASE
     if refusal is None and survivors & dropouts:
         refusal = Refusal.OVERLAP
-    if refusal is None and sorted((*request.survivors, *request.dropouts)) != list(range(roster.num_clients)):
+    if refusal is None and sorted((*request.survivors, *request.dropouts)) != list(roster.numbers):
         refusal = Refusal.NOT_A_PARTITION
     if refusal is None and len(survivors) < roster.floor:
         refusal = Refusal.BELOW_FLOOR
@@ -252,7 +254,7 @@ def open_sum(state: ServerState, *, sum_index: int, dimension: int) -> Continue[
 def receive_upload(state: ServerState, upload: SharesUpload) -> Continue[ServerState]:
     """Keep a client's sealed shares."""
     refusal = _refusal(state, upload, Phase.SHARING, state.uploads)
-    peers = set(range(state.roster.num_clients)) - {upload.sender}
+    peers = set(state.roster.numbers) - {upload.sender}
     if refusal is None and upload.sealed.keys() != peers:
         refusal = Refusal.NOT_A_PARTITION
     if refusal is None and len(upload.locked_seeds) != KEY_BYTES * len(peers) + TAG_BYTES:
@@ -305,7 +307,7 @@ def request_unmask(state: ServerState) -> Continue[ServerState] | Abort:
         study_hash=state.roster.study_hash,
         sum_index=state.sum_index,
         survivors=tuple(sorted(state.survivors)),
-        dropouts=tuple(sorted(set(range(state.roster.num_clients)) - state.survivors)),
+        dropouts=tuple(sorted(set(state.roster.numbers) - state.survivors)),
     )
     return Continue(state=replace(state, phase=Phase.UNMASKING), messages=(request,))
 
@@ -335,7 +337,8 @@ def finish(state: ServerState) -> Continue[ServerState] | Finish[Residues] | Abo
     if len(state.answers) < roster.floor:
         return Abort(code=AbortCode.BELOW_FLOOR)
     chosen = sorted(state.answers.items())[: roster.floor]
-    weights = recovery_weights([number + 1 for number, _ in chosen])
+    places = {number: place for place, number in enumerate(roster.numbers)}
+    weights = recovery_weights([places[number] + 1 for number, _ in chosen])
     total = state.masked.copy()
     for i in sorted(state.survivors):
         self_seed = combine(weights, [answer.self_shares[i] for _, answer in chosen])
@@ -368,7 +371,7 @@ def _refusal(
         return Refusal.WRONG_STUDY
     if message.sum_index != state.sum_index:
         return Refusal.WRONG_SUM
-    if message.sender not in range(state.roster.num_clients):
+    if message.sender not in state.roster.numbers:
         return Refusal.UNKNOWN_SENDER
     if message.sender in heard:
         return Refusal.DUPLICATE
@@ -417,5 +420,5 @@ def _unlock(recovery_key: bytes | None, upload: SharesUpload, roster: Roster) ->
         seeds = ChaCha20Poly1305(recovery_key).decrypt(_ONCE, upload.locked_seeds, label)
     except InvalidTag:
         return None
-    peers = (j for j in range(roster.num_clients) if j != upload.sender)
+    peers = (j for j in roster.numbers if j != upload.sender)
     return {j: seeds[KEY_BYTES * place :][:KEY_BYTES] for place, j in enumerate(peers)}

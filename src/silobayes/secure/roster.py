@@ -8,11 +8,13 @@ that per-sum mask seeds are derived from, and one that seals messages from one t
 Guarantees:
     - Both ends of a pair derive the same secrets, and no two pairs or studies share any (`test_pairs_agree`).
     - A roster with a forged, missing, doubled or foreign announcement is refused (`test_lying_rosters_are_refused`).
+    - In a sum over some of the clients they keep their numbers and their pairs' secrets
+      (`test_some_of_the_clients_keep_their_numbers_and_secrets`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -23,21 +25,27 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from silobayes.core.errors import InvalidInput
 from silobayes.secure.fixed_point import Modulus
 from silobayes.secure.machine import Continue, RandomBytes, Refusal, refuse
-from silobayes.secure.secret_sharing import require_floor, require_hash
+from silobayes.secure.secret_sharing import require_floor, require_hash, require_some
 
 _LABEL = b"silobayes pairwise masks 1 "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The study's word on who takes part: `identities[i]` is client i's Ed25519 public key."""
+    """The study's word on who takes part: `identities[i]` is client i's Ed25519 public key.
+
+    `only` names the clients of a sum over some of them, in ascending order; None: all. They keep their numbers, so that
+    a pair has the same secrets in every sum.
+    """
 
     study_hash: bytes
     identities: tuple[bytes, ...]
     colluding: int
     modulus: Modulus
+    only: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        require_some(self.only, len(self.identities))
         require_floor(self.num_clients, self.colluding)
         require_hash(self.study_hash)
         if len(set(self.identities)) != len(self.identities):
@@ -46,10 +54,19 @@ class Roster:
             expected = f"less than half of {self.num_clients} clients"
             raise InvalidInput("colluding", expected, self.colluding, "Colluders could pool enough shares of a seed.")
 
+    def among(self, clients: Sequence[int] | None) -> "Roster":
+        """The same for a sum over some of the clients (None: over all)."""
+        return replace(self, only=None if clients is None else tuple(sorted(clients)))
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Who takes part, in ascending order; a client's place among them is that of its shares."""
+        return tuple(range(len(self.identities))) if self.only is None else self.only
+
     @property
     def num_clients(self) -> int:
-        """M."""
-        return len(self.identities)
+        """M: how many take part."""
+        return len(self.identities) if self.only is None else len(self.only)
 
     @property
     def floor(self) -> int:
@@ -76,17 +93,15 @@ class PairSecrets:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A client that has met the others: `pairs[j]` are its secrets with client j (None at its own number)."""
+    """A client that has met the others: `pairs[j]` are its secrets with client j."""
 
     roster: Roster
     number: int
-    pairs: tuple[PairSecrets | None, ...] = field(repr=False, compare=False)
+    pairs: Mapping[int, PairSecrets] = field(repr=False, compare=False)
 
     def pair(self, other: int) -> PairSecrets:
         """The secrets with client `other`."""
-        secrets = self.pairs[other]
-        assert secrets is not None, "a client has no pair with itself"
-        return secrets
+        return self.pairs[other]
 
     def seed(self, other: int, sum_index: int) -> bytes:
         """The mask seed of this client and `other` in one sum."""
@@ -120,12 +135,12 @@ def meet(state: JoiningState, announcements: Sequence[Announcement]) -> Continue
     numbers = [item.sender for item in announcements]
     if len(set(numbers)) != len(numbers):
         return refuse(state, Refusal.DUPLICATE)
-    if not set(numbers) <= set(range(roster.num_clients)):
+    if not set(numbers) <= set(roster.numbers):
         return refuse(state, Refusal.UNKNOWN_SENDER)
     if len(numbers) != roster.num_clients:
         return refuse(state, Refusal.NOT_A_PARTITION)
     secret_key = X25519PrivateKey.from_private_bytes(state.secret_key)
-    pairs: list[PairSecrets | None] = []
+    pairs: dict[int, PairSecrets] = {}
     for item in sorted(announcements, key=lambda item: item.sender):
         text = signed_text(roster, item.sender, item.public_key)
         if not is_signed(roster.identities[item.sender], text, item.signature):
@@ -133,14 +148,13 @@ def meet(state: JoiningState, announcements: Sequence[Announcement]) -> Continue
         if item.sender == state.number:
             if item.public_key != secret_key.public_key().public_bytes_raw():
                 return refuse(state, Refusal.MALFORMED)
-            pairs.append(None)
             continue
         try:
             shared = secret_key.exchange(X25519PublicKey.from_public_bytes(item.public_key))
         except ValueError:  # not 32 bytes, or of low order
             return refuse(state, Refusal.MALFORMED)
-        pairs.append(pair_secrets(shared, roster.study_hash, state.number, item.sender))
-    return Continue(state=Member(roster=roster, number=state.number, pairs=tuple(pairs)))
+        pairs[item.sender] = pair_secrets(shared, roster.study_hash, state.number, item.sender)
+    return Continue(state=Member(roster=roster, number=state.number, pairs=pairs))
 
 
 def signed_text(roster: Roster, sender: int, public_key: bytes) -> bytes:

@@ -26,6 +26,7 @@ Guarantees:
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,23 +39,42 @@ from silobayes.secure.streams import expand
 
 @dataclass(frozen=True, kw_only=True)
 class SharingPlan:
-    """What the study says of its sums. Nodes and clients take it from the study, never from a message."""
+    """What the study says of its sums. Nodes and clients take it from the study, never from a message.
+
+    `num_clients` is how many the study has; `only` names those of a sum over some of them, who keep their numbers.
+    """
 
     study_hash: bytes
     modulus: Modulus
     num_clients: int
     colluding: int
     compute_nodes: int
+    only: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         require_hash(self.study_hash)
-        require_floor(self.num_clients, self.colluding)
+        require_some(self.only, self.num_clients)
+        require_floor(self.num_asked, self.colluding)
         require_count("compute_nodes", self.compute_nodes, at_least=2, fix="One node alone would see every message.")
+
+    def among(self, clients: Sequence[int] | None) -> "SharingPlan":
+        """The same for a sum over some of the clients (None: over all)."""
+        return replace(self, only=None if clients is None else tuple(sorted(clients)))
+
+    @property
+    def num_asked(self) -> int:
+        """How many take part."""
+        return self.num_clients if self.only is None else len(self.only)
 
     @property
     def floor(self) -> int:
         """The fewest clients whose sum may be seen."""
-        return self.num_clients - self.colluding
+        return self.num_asked - self.colluding
+
+    @cached_property
+    def strangers(self) -> int:
+        """The set of clients that do not take part."""
+        return 0 if self.only is None else ((1 << self.num_clients) - 1) & ~client_set(np.array(self.only))
 
 
 def require_hash(study_hash: bytes) -> None:
@@ -69,6 +89,12 @@ def require_floor(num_clients: int, colluding: int) -> None:
     require_count("colluding", colluding, at_least=0, fix="Pass how many clients may collude or drop out.")
     if num_clients - colluding < 2:
         raise InvalidInput("colluding", f"at most {num_clients - 2}", colluding, "Two clients must remain in a sum.")
+
+
+def require_some(only: tuple[int, ...] | None, num_clients: int) -> None:
+    """Refuse anything but client numbers in ascending order, or None."""
+    if only is not None and not (only == tuple(sorted(set(only))) and set(only) <= set(range(num_clients))):
+        raise InvalidInput("only", f"ascending numbers in [0, {num_clients})", only, "Use the study's numbering.")
 
 
 def split(residues: Residues, modulus: Modulus, *, num_nodes: int, key: bytes) -> list[Residues]:
@@ -168,6 +194,8 @@ def receive(state: NodeState, shares: Shares) -> Continue[NodeState]:
     if not (senders.min() >= 0 and senders.max() < state.plan.num_clients):
         return refuse(state, Refusal.UNKNOWN_SENDER)
     group = client_set(senders)
+    if group & state.plan.strangers:
+        return refuse(state, Refusal.UNKNOWN_SENDER)
     if group.bit_count() != senders.size or group & state.heard:
         return refuse(state, Refusal.DUPLICATE)
     return Continue(

@@ -3,15 +3,18 @@
 All three kinds take client numbers to int64 counts and return the exact int64 sum, so one can stand for another; with
 fewer than M - T vectors they raise and nothing is decoded. A `sum_index` may be used once.
 
+A sum may be over some of the clients (`among`): they keep their numbers, and M is how many they are.
+
 Guarantees:
-    - The three kinds give the same sums to the last bit (`test_all_kinds_agree`).
+    - The three kinds give the same sums to the last bit, over all clients (`test_all_kinds_agree`) or some
+      (`test_sums_over_some_of_the_clients`).
     - Fewer than M - T vectors, a stranger's, or unequal lengths raise (`test_sums_refuse`).
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -46,8 +49,8 @@ class AbstractSum(ABC):
     """Sum of integer vectors over clients, of which only the total is seen."""
 
     @abstractmethod
-    def total(self, vectors: Mapping[int, Counts], *, sum_index: int) -> Counts:
-        """The exact sum of counts by client number; who is absent has dropped out."""
+    def total(self, vectors: Mapping[int, Counts], *, sum_index: int, among: Sequence[int] | None = None) -> Counts:
+        """The exact sum of counts by client number; who is absent of those asked (None: all) has dropped out."""
 
     @property
     @abstractmethod
@@ -69,10 +72,13 @@ class PlainSum(AbstractSum):
     def __post_init__(self) -> None:
         sharing.require_floor(self.num_clients, self.colluding)
 
-    def total(self, vectors: Mapping[int, Counts], *, sum_index: int) -> Counts:
+    def total(self, vectors: Mapping[int, Counts], *, sum_index: int, among: Sequence[int] | None = None) -> Counts:
         """See `AbstractSum`."""
-        check_vectors(vectors, self.num_clients)
-        if len(vectors) < self.num_clients - self.colluding:
+        asked = tuple(range(self.num_clients) if among is None else sorted(among))
+        sharing.require_some(asked, self.num_clients)
+        sharing.require_floor(len(asked), self.colluding)
+        check_vectors(vectors, asked)
+        if len(vectors) < len(asked) - self.colluding:
             raise SumAborted(AbortCode.BELOW_FLOOR)
         return np.add.reduce(list(vectors.values()), axis=0)
 
@@ -101,9 +107,9 @@ class SecretSharingSum(AbstractSum):
         )
         self._nodes = [sharing.NodeState(plan=self._plan, node_index=k) for k in range(compute_nodes)]
 
-    def total(self, vectors: Mapping[int, Counts], *, sum_index: int) -> Counts:
+    def total(self, vectors: Mapping[int, Counts], *, sum_index: int, among: Sequence[int] | None = None) -> Counts:
         """See `AbstractSum`."""
-        dimension = check_vectors(vectors, self._plan.num_clients)
+        dimension = check_vectors(vectors, range(self._plan.num_clients) if among is None else among)
         modulus = self._plan.modulus
         rows = max(1, CHUNK_BYTES // (dimension * modulus.dtype.itemsize))
         senders = np.fromiter(vectors, dtype=np.int64, count=len(vectors))
@@ -113,15 +119,21 @@ class SecretSharingSum(AbstractSum):
             for start in range(0, len(values), rows):
                 yield senders[start : start + rows], modulus.encode(np.stack(values[start : start + rows]))
 
-        residues = self.total_of_chunks(chunks(), dimension=dimension, sum_index=sum_index)
+        residues = self.total_of_chunks(chunks(), dimension=dimension, sum_index=sum_index, among=among)
         return modulus.decode(residues)
 
     def total_of_chunks(
-        self, chunks: Iterable[tuple[NDArray[np.int64], Residues]], *, dimension: int, sum_index: int
+        self,
+        chunks: Iterable[tuple[NDArray[np.int64], Residues]],
+        *,
+        dimension: int,
+        sum_index: int,
+        among: Sequence[int] | None = None,
     ) -> Residues:
         """The same for vectors that come in pieces (client numbers, rows of residues); each piece is one window."""
-        plan = self._plan
-        self._nodes = [_state(sharing.open_sum(node, sum_index=sum_index, dimension=dimension)) for node in self._nodes]
+        plan = self._plan.among(among)
+        nodes = [replace(node, plan=plan) for node in self._nodes]
+        self._nodes = [_state(sharing.open_sum(node, sum_index=sum_index, dimension=dimension)) for node in nodes]
         for senders, residues in chunks:
             key = os.urandom(KEY_BYTES)
             for k, values in enumerate(sharing.split(residues, plan.modulus, num_nodes=plan.compute_nodes, key=key)):
@@ -149,8 +161,8 @@ class SecretSharingSum(AbstractSum):
 class PairwiseMaskSum(AbstractSum):
     """One server and masks that cancel (`pairwise_masks.py`).
 
-    The clients meet at the first sum: every pair agrees on a key, which a plan of a study need not wait for. In one
-    process the identities are drawn here; across machines they are in the study.
+    Clients meet at the first sum that they are asked in: every pair agrees on a key, which a plan of a study need not
+    wait for. In one process the identities are drawn here; across machines they are in the study.
     """
 
     def __init__(self, *, modulus: Modulus, num_clients: int, colluding: int, study_hash: bytes) -> None:
@@ -163,23 +175,34 @@ class PairwiseMaskSum(AbstractSum):
         )
         self._identities = identities
         self._server = masks.ServerState(roster=self._roster)
+        self._clients: dict[int, masks.ClientState] = {}
 
     @cached_property
-    def _clients(self) -> list[masks.ClientState]:
-        joined = [
+    def _joined(self) -> list[Continue[rosters.JoiningState]]:
+        return [
             rosters.join(self._roster, i, identity=identity, random_bytes=os.urandom)
             for i, identity in enumerate(self._identities)
         ]
-        announcements = [message for step in joined for message in step.messages]
-        return [masks.ClientState(member=_state(rosters.meet(step.state, announcements))) for step in joined]
 
-    def total(self, vectors: Mapping[int, Counts], *, sum_index: int) -> Counts:
+    def _meet(self, roster: rosters.Roster) -> None:
+        """Those who are asked meet, by the keys that they announced once; what sums they have begun stays begun."""
+        announcements = [self._joined[i].messages[0] for i in roster.numbers]
+        for i in roster.numbers:
+            member = _state(rosters.meet(replace(self._joined[i].state, roster=roster), announcements))
+            known = self._clients.get(i)
+            self._clients[i] = masks.ClientState(member=member) if known is None else replace(known, member=member)
+        self._server = replace(self._server, roster=roster)
+
+    def total(self, vectors: Mapping[int, Counts], *, sum_index: int, among: Sequence[int] | None = None) -> Counts:
         """See `AbstractSum`. A client without a vector drops out after it has dealt its shares."""
-        dimension = check_vectors(vectors, self._roster.num_clients)
-        modulus, clients = self._roster.modulus, self._clients
+        roster = self._roster.among(among)
+        dimension = check_vectors(vectors, roster.numbers)
+        if not self._clients or roster != self._server.roster:
+            self._meet(roster)
+        modulus, clients = roster.modulus, self._clients
         server = _state(masks.open_sum(self._server, sum_index=sum_index, dimension=dimension))
-        for i, client in enumerate(clients):
-            step = _step(masks.share(client, sum_index=sum_index, random_bytes=os.urandom))
+        for i in roster.numbers:
+            step = _step(masks.share(clients[i], sum_index=sum_index, random_bytes=os.urandom))
             clients[i] = step.state
             server = _state(masks.receive_upload(server, step.messages[0]))
         delivered = _step(masks.deliver(server))
@@ -213,15 +236,16 @@ class PairwiseMaskSum(AbstractSum):
         return dealt + dimension * self._roster.modulus.num_bytes + (peers + 1) * SHARE_BYTES
 
 
-def check_vectors(vectors: Mapping[int, Counts], num_clients: int) -> int:
-    """The common length of int64 vectors of known clients; anything else is refused before a sum begins."""
+def check_vectors(vectors: Mapping[int, Counts], asked: Sequence[int]) -> int:
+    """The common length of int64 vectors of clients that are asked; anything else is refused before a sum begins."""
     lengths = {np.shape(vector) for vector in vectors.values()}
     if len(lengths) != 1 or len(shape := lengths.pop()) != 1 or shape[0] < 1:
         raise InvalidInput("vectors", "vectors of one length", "others", "Every client sends the same coordinates.")
     if any(np.asarray(vector).dtype != np.int64 for vector in vectors.values()):
         raise InvalidInput("vectors", "int64 counts", "another type", "Round to the grid first.")
-    if not vectors.keys() <= set(range(num_clients)):
-        raise InvalidInput("vectors", f"client numbers in [0, {num_clients})", "others", "Use the study's numbering.")
+    if not vectors.keys() <= set(asked):
+        fix = "Use the study's numbering."
+        raise InvalidInput("vectors", f"numbers of the {len(asked)} clients that are asked", "others", fix)
     return shape[0]
 
 
