@@ -34,10 +34,10 @@ GROWTH = {
     "num_silos": (1, 3, 10, 30, 100, 300),
     "num_features": (10, 30, 109, 300, 1000),
 }
-SILOS = {10: (500, 30), 200: (100, 30), 2000: (40, 10)}  # rows and features of each
+SILOS = {10: (500, 30, 20), 200: (100, 30, 10), 2000: (40, 10, 4)}  # rows and features of each, and rounds
 METHODS = {
-    "dp_optimisation": {"privatise": "dp_optimisation", "rounds": 10, "steps": 20},
-    "virtual_clients": {"privatise": "virtual_clients", "rounds": 10, "steps": 20, "shards": 4},
+    "dp_optimisation": {"privatise": "dp_optimisation", "steps": 20},
+    "virtual_clients": {"privatise": "virtual_clients", "steps": 20, "shards": 4},
 }
 REPEATS = 3
 COLORS = {"total": "#0072B2", "linear": "#999999"}
@@ -55,13 +55,13 @@ def studies(source: Path | None) -> None:
     print("\nWhole studies: wall / CPU seconds after compilation, fastest of", REPEATS)
     print(f"{'':<18}{'silos':>7}{'here':>16}" + (f"{source.parent.name:>16}{'ratio':>16}" if source else ""))
     for method, keys in METHODS.items():
-        for num_silos, (num_rows, num_features) in SILOS.items():
+        for num_silos, (num_rows, num_features, rounds) in SILOS.items():
             sizes = {"num_silos": num_silos, "num_rows": num_rows, "num_features": num_features}
             here, there = [], []
             for _ in range(REPEATS + 1):
-                here.append(measure(sizes, keys))
+                here.append(measure(sizes, keys | {"rounds": rounds}))
                 if other is not None:
-                    there.append(other.measure(sizes, keys))
+                    there.append(other.measure(sizes, keys | {"rounds": rounds}))
             ours = fastest(here[1:])
             line = f"{method:<18}{num_silos:>7,}{f'{ours.wall:.2f}/{ours.cpu:.2f}':>16}"
             if there:
@@ -145,11 +145,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, help="where to draw the growth curves")
     parser.add_argument("--against", type=Path, metavar="TREE/src", help="sources of another commit to compare with")
-    parser.add_argument("--no-growth", action="store_true", help="only the study and the silos: half a minute")
+    parser.add_argument("--no-growth", action="store_true", help="without growth: a few minutes")
+    parser.add_argument("--only-studies", action="store_true", help="only whole studies of ever more silos")
     arguments = parser.parse_args()
+    studies(arguments.against)
+    if arguments.only_studies:
+        return
     adult()
     many_silos()
-    studies(arguments.against)
     if not arguments.no_growth:
         found = growth()
         if arguments.figure is not None:

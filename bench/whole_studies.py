@@ -58,6 +58,7 @@ def seconds(study: Study, silos: list[Silo]) -> Seconds:
     with tempfile.TemporaryDirectory() as scratch:
         wall, cpu = time.perf_counter(), time.process_time()
         silobayes.fit(study, silos, out=Path(scratch) / "run")
+        # Before the directory is removed, which is no part of a run.
         return Seconds(wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
 

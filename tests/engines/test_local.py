@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -109,29 +105,6 @@ def test_real_noise_differs_between_runs_and_fixed_noise_is_stamped(tmp_path):
     assert stamps["a"]["is_private"] is True
     assert stamps["fixed"]["is_private"] is False
     assert "NOT PRIVATE" in stamps["fixed"]["stamp"]
-
-
-def test_a_killed_run_goes_on(tmp_path):
-    """kill -9 after the first step; the run goes on in another process and every silo has paid once."""
-    out = tmp_path / "run"
-    script = (
-        "import sys, time; from pathlib import Path; from tests.engines.test_local import *\n"
-        "local._COMMIT_S = 0.0\n"
-        "inputs = make_inputs(noise_seed=None, **PROTOCOLS['dp_optimisation'])\n"
-        "run(inputs, Path(sys.argv[1]), lambda now: time.sleep(60))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, str(out)])
-    deadline = time.monotonic() + 120
-    trace = out / "trace.jsonl"
-    while not (trace.exists() and trace.read_text()) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert trace.read_text()
-    seen = []
-    resume(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), out, lambda now: seen.append(now.step))
-    assert seen == [2, 3, 4]
-    assert charges(out) == [1, 1, 1]
 
 
 def test_visits_since_the_last_commit_are_made_again_and_paid_once(tmp_path, monkeypatch):

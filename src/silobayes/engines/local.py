@@ -201,22 +201,22 @@ class _Clock:
 
     def __init__(self, directory: RunDirectory, parties: LocalParties) -> None:
         self.directory, self.parties = directory, parties
-        self.last, self.lines = time.monotonic(), []
-        self.states: tuple[Any, list[Any]] = (None, [])
+        self.last = time.monotonic()
+        self.made: tuple[Any, list[Any], list[dict[str, Any]]] = (None, [], [])
 
     def tick(self, state: Any, line: dict[str, Any]) -> None:
         """A visit was made."""
-        # A pair: an interrupt may come when silos have moved and the server has not.
-        self.states = (state, list(self.parties.states))
-        self.lines.append(line)
+        # At once: an interrupt may come at any line, and a state that is ahead of its step would be moved twice.
+        self.made = (state, list(self.parties.states), [*self.made[2], line])
         if time.monotonic() - self.last >= _COMMIT_S:
             self.commit()
 
     def commit(self) -> None:
         """Keep all visits so far."""
-        if self.lines:
-            lines, self.lines = self.lines, []
-            self.directory.commit(*self.states, lines[-1]["step"], lines)
+        server, silos, lines = self.made
+        if lines:
+            self.made = (server, silos, [])
+            self.directory.commit(server, silos, lines[-1]["step"], lines)
         self.last = time.monotonic()
 
     def __enter__(self) -> None:

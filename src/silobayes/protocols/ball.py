@@ -1,9 +1,9 @@
 """Where a change of natural parameters is clipped (000 section 3.2): as a whole or part by part, in public units."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -56,8 +56,8 @@ class Ball:
         linear, quadratic = joint[..., :dim] * self.scales[0], joint[..., dim:] * self.scales[1]
         if np.ndim(like.quadratic) == np.ndim(like.linear) + 1:
             quadratic = unpack_symmetric(quadratic)
-        leaves = (linear - self._slope_at_center(quadratic, linear.ndim), quadratic)
-        return eqx.tree_at(lambda eta: (eta.linear, eta.quadratic), like, leaves)
+        linear = linear - self._slope_at_center(quadratic, linear.ndim)
+        return dataclasses.replace(like, linear=linear, quadratic=quadratic)
 
     def _slope_at_center(self, quadratic: np.ndarray, num_axes: int) -> np.ndarray | float:
         """The derivative at the center of the quadratic part alone; `num_axes` are those of the linear part."""

@@ -33,8 +33,10 @@ def flatten_eta(eta: Eta) -> np.ndarray:
 def unflatten_eta(vector: np.ndarray, like: Eta) -> Any:
     """Inverse of `flatten_eta`, for an eta of the same shape as `like`."""
     leaves, structure = jax.tree.flatten(like)
-    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    shaped, start = [], 0
+    for leaf in leaves:
+        shaped.append(vector[start : start + leaf.size].reshape(leaf.shape))
+        start += leaf.size
     return jax.tree.unflatten(structure, shaped)
 
 

@@ -250,10 +250,9 @@ class PVIServer(AbstractServer[ServerState]):
 
 def changed(query: OpenSum, own: Any, d_eta: Eta) -> tuple[Any, Message]:
     """The state and the message of a silo whose factor changes: as it was rounded, so that q stays the product."""
-    message = query.write(flatten_eta(to_host(d_eta)))
+    message = query.write(flatten_eta(d_eta))
     assert message.value is not None
-    eta_t = own.eta_t + unflatten_eta(message.value, own.eta_t)
-    return eqx.tree_at(lambda state: state.eta_t, own, eta_t), message
+    return dataclasses.replace(own, eta_t=own.eta_t + unflatten_eta(message.value, own.eta_t)), message
 
 
 def loop_of(loop: StepPlan, seat: Seat) -> StepPlan:

@@ -15,6 +15,7 @@ up to the last digits over any number of visits; `solve` gets them as float32.
 
 import abc
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from silobayes.inference.layouts import AbstractLayout
@@ -135,14 +136,23 @@ class Plan:
 
     def events(self, silo: int, num_visits: int | None = None) -> tuple[AbstractEvent, ...]:
         """What a silo pays for the study, or for its first `num_visits` visits."""
-        own = [visit for visit in self.visits if silo in visit.silos][:num_visits]
+        parts = self._parts[silo][:num_visits]
         paid: list[AbstractEvent] = []
         for part, role in enumerate(self.silos):
-            count = sum(visit.part == part for visit in own)
+            count = parts.count(part)
             paid += role.events(self.seats[silo], count) if count else ()
         return tuple(paid)
 
-    @property
+    @cached_property
+    def _parts(self) -> list[list[int]]:
+        """Of which part each visit of each silo is: thousands of silos, each visited often, are walked through once."""
+        found: list[list[int]] = [[] for _ in self.seats]
+        for visit in self.visits:
+            for silo in visit.silos:
+                found[silo].append(visit.part)
+        return found
+
+    @cached_property
     def total_events(self) -> tuple[tuple[AbstractEvent, ...], ...]:
         """What each silo pays for the whole study."""
         return tuple(self.events(silo) for silo in range(len(self.seats)))

@@ -71,30 +71,39 @@ def load(
     if body["study_hash"] != study_hash:
         fix = "Resume with the study that the run was started with, or start a new run."
         raise InvalidInput("study", "the study of the checkpoint", "another one", fix)
-    server = _load_arrays(path, directory / body["arrays"], body["sha256"], templates[0])
-    silos = _load_arrays(path, private / body["silos"], body["silos_sha256"], templates[1])
+    server = _load_arrays(directory / body["arrays"], body["sha256"], templates[0])
+    silos = _load_arrays(private / body["silos"], body["silos_sha256"], templates[1])
     return (server, silos), body["step"], body["lines"]
 
 
 def _arrays(state: Any) -> bytes:
+    """Leaves of one kind side by side, with their places: thousands of arrays by themselves take a second to write."""
     buffer = io.BytesIO()
-    leaves = jax.tree.leaves(state)
-    np.savez(buffer, **{f"leaf{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)})  # type: ignore[arg-type]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        kinds.setdefault((leaf.dtype.str, leaf.shape), []).append(place)
+    arrays = {f"leaves{k}": np.stack([leaves[place] for place in places]) for k, places in enumerate(kinds.values())}
+    arrays |= {f"places{k}": np.array(places) for k, places in enumerate(kinds.values())}
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def _load_arrays(path: Path, arrays: Path, digest: str, template: Any) -> Any:
+def _load_arrays(arrays: Path, digest: str, template: Any) -> Any:
     try:
         raw = arrays.read_bytes()
     except OSError:
-        raise _refuse(path, "no arrays") from None
+        raise _refuse(arrays, "no such file") from None
     if hashlib.sha256(raw).hexdigest() != digest:
-        raise _refuse(path, "other arrays than were written")
+        raise _refuse(arrays, "other arrays")
     expected, structure = jax.tree.flatten(template)
     with np.load(io.BytesIO(raw), allow_pickle=False) as stored:
-        found = [stored[f"leaf{k}"] for k in range(len(stored.files))]
+        at: dict[int, np.ndarray] = {}
+        for k in range(len(stored.files) // 2):
+            at.update(zip(stored[f"places{k}"].tolist(), stored[f"leaves{k}"], strict=True))
+        found = [at[place] for place in sorted(at)]
     if [leaf.shape for leaf in found] != [np.shape(leaf) for leaf in expected]:
-        raise _refuse(path, "arrays of another method")
+        raise _refuse(arrays, "arrays of another method")
     leaves = [int(new) if isinstance(old, int) else new for old, new in zip(expected, found, strict=True)]
     return jax.tree.unflatten(structure, leaves)
 

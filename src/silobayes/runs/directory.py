@@ -73,12 +73,16 @@ class RunDirectory:
     @staticmethod
     def require_new(path: Path) -> None:
         """Refuse a place that already holds something."""
+        left = private_place(path)
         with _writable(path):
             taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-            taken = taken or private_place(path).exists()
+            has_left = left.exists()
         if taken:
             fix = "Choose another directory, or `silobayes resume` that run."
             raise InvalidInput("out", "a new or empty directory", str(path), fix)
+        if has_left:
+            fix = f"Remove {left}: silos' states of a run that is no longer at {path}. Or choose another directory."
+            raise InvalidInput("out", "a directory beside which no silos' states are left over", str(left), fix)
 
     @classmethod
     def open(cls, path: Path, study_hash: str | None = None) -> "RunDirectory":
