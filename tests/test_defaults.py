@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 import silobayes
-from silobayes import defaults
-from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.models.linear_regression import LinearRegression
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import Study
 from tests.engines.cases import MODEL, make_silos, make_study
@@ -110,13 +109,15 @@ def test_the_rules_look_at_public_facts_only():
     silos = make_silos()
     zeros = [dataclasses.replace(silo, x=0 * silo.x, y=0 * silo.y) for silo in silos]
     assert PublicFacts.of(MODEL, [silo.num_rows for silo in silos]) == PublicFacts.of(MODEL, zeros)
-    assert list(inspect.signature(defaults.resolve).parameters) == ["study", "facts"]
+    assert list(inspect.signature(settings_of).parameters) == ["study", "facts"]
 
 
 def test_the_clip_norm_follows_the_size_of_the_score():
     sharp = LinearRegression(num_features=4, noise_stddev=0.1)
     assert PublicFacts.of(sharp, [silo.num_rows for silo in make_silos()]).score == pytest.approx(10.0)
-    narrow, wide = (settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
+    narrow, wide = (
+        settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0)
+    )
     assert wide == pytest.approx(10 * narrow)
 
 
