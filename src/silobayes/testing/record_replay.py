@@ -314,7 +314,8 @@ def _call(method: Method, rows: Rows, accounts: Sequence[FreeAccount], draws: Se
         raise
     except Exception as error:
         raise PrivacyViolation(
-            f"Expected a method that ends whatever a row holds, got {type(error).__name__}: that it stops tells of rows."
+            f"Expected a method that ends whatever a row holds, got {type(error).__name__}: "
+            "that it stops tells of rows."
         ) from error
 
 
