@@ -171,8 +171,8 @@ class RecordingDraws(AbstractDraws):
         """Every batch was released over: one that was thrown away was not drawn as priced, nor was the one kept."""
         if self.waiting:
             raise PrivacyViolation(
-                f"Expected a release over every batch, got {len(self.waiting)} that were drawn and left: a batch that is "
-                "chosen among several does not follow the law of the sampler."
+                f"Expected a release over every batch, got {len(self.waiting)} that were drawn and left: "
+                "a batch that is chosen among several does not follow the law of the sampler."
             )
 
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
