@@ -12,7 +12,6 @@ import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo, concatenate
-from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.families import FullGaussian
 from silobayes.inference.layouts import ShardSlots, deal_slots, group_sizes, shard_slots
 from silobayes.inference.solvers import LocalOptimum
@@ -20,6 +19,7 @@ from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
 from silobayes.models.numpyro_model import from_numpyro
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget

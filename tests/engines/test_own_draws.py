@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from silobayes.data.silo import Silo
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.door import Door, FreshDraws, LoopDraws

@@ -5,8 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from silobayes.engines.buckets import Buckets
-from silobayes.engines.planning import build_method
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
