@@ -1,6 +1,5 @@
 """Where a change of natural parameters is clipped (000 section 3.2): as a whole or part by part, in public units."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,12 +51,12 @@ class Ball:
     def unflatten(self, blocks: Sequence[np.ndarray], like: Eta) -> Eta:
         """Inverse of `flatten`, for the same leading axes."""
         dim = like.linear.shape[-1]
-        joint = np.concatenate(blocks, axis=-1)
+        joint = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-1)
         linear, quadratic = joint[..., :dim] * self.scales[0], joint[..., dim:] * self.scales[1]
         if np.ndim(like.quadratic) == np.ndim(like.linear) + 1:
             quadratic = unpack_symmetric(quadratic)
         linear = linear - self._slope_at_center(quadratic, linear.ndim)
-        return dataclasses.replace(like, linear=linear, quadratic=quadratic)
+        return jax.tree.unflatten(jax.tree.structure(like), [linear, quadratic])
 
     def _slope_at_center(self, quadratic: np.ndarray, num_axes: int) -> np.ndarray | float:
         """The derivative at the center of the quadratic part alone; `num_axes` are those of the linear part."""
@@ -80,9 +79,11 @@ class Ball:
         tiny = np.finfo(float).tiny
         for block, clip_norm in zip(self.flatten(change), self.clip_norms, strict=True):
             with np.errstate(all="ignore"):  # a warning about overflow would tell of somebody's rows
-                values = np.where(np.isfinite(block).all(axis=-1, keepdims=True), block, 0.0)
-                largest = np.maximum(np.abs(values).max(axis=-1, keepdims=True), tiny)
-                norms = np.maximum(largest * np.linalg.norm(values / largest, axis=-1, keepdims=True), tiny)
+                largest = np.abs(block).max(axis=-1, keepdims=True)  # not finite where a number of the row is not
+                values = np.where(np.isfinite(largest), block, 0.0)
+                largest = np.where(np.isfinite(largest), np.maximum(largest, tiny), tiny)
+                shape = values / largest
+                norms = np.maximum(largest * np.sqrt((shape * shape).sum(axis=-1, keepdims=True)), tiny)
                 clipped.append(values * np.minimum(1.0, clip_norm / norms))
         return self.unflatten(clipped, change)
 
