@@ -5,7 +5,7 @@ from importlib import resources
 
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy.relation import Unit
-from silobayes.studies.method import Method, Methods
+from silobayes.studies.method import Method, Methods, default_of
 
 _COLUMN = 34
 
@@ -48,7 +48,6 @@ def by_name(name: str, methods: Methods) -> Method:
         if alike in own:
             return own[alike]
     of_kind = [method for method in own.values() if method.kind == name]
-    for method in of_kind:
-        if method.default_for(Unit.ROW, False):
-            return method
+    if of_kind:
+        return default_of(of_kind, Unit.ROW if any(method.units for method in of_kind) else None, False)
     raise InvalidInput("--method", f"one of {', '.join(own)}", name, "`silobayes methods` says what each does.")
