@@ -118,12 +118,8 @@ class AbstractAnsweringServer(AbstractServer[State], Generic[State]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StatisticsServer(AbstractAnsweringServer[ServerState]):
-    """Makes the posterior that knows about the noise of the statistics."""
-
-    model: LinearRegression
-    bounds: RowBounds
-    query: PrivateSum
+class AbstractOnceServer(AbstractAnsweringServer[ServerState]):
+    """Knows the prior until it has asked once."""
 
     def init(self) -> ServerState:
         """The prior."""
@@ -132,6 +128,15 @@ class StatisticsServer(AbstractAnsweringServer[ServerState]):
     def down(self, state: ServerState, visit: Visit) -> tuple[()]:
         """Nothing."""
         return ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StatisticsServer(AbstractOnceServer):
+    """Makes the posterior that knows about the noise of the statistics."""
+
+    model: LinearRegression
+    bounds: RowBounds
+    query: PrivateSum
 
     def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
         """See `AbstractServer`."""
