@@ -23,20 +23,19 @@ def template(method: Method, *, is_default: bool) -> str:
 
 
 def _section(method: Method, is_default: bool) -> str:
-    chosen = _line("privatise", f'"{method.privatise}"', method.summary)
     lines = [
         "[protocol]",
         _line("kind", f'"{method.kind}"', "`silobayes methods` lists all; --method writes the keys of another one"),
-        f"# {chosen}" if is_default else chosen,
+        _line("# privatise" if is_default else "privatise", f'"{method.privatise}"', method.summary),
     ]
     for field in dataclasses.fields(method.keys):
         if "example" in field.metadata:
-            lines.append("# " + _line(field.name, field.metadata["example"], field.metadata["meaning"]))
+            lines.append(_line(f"# {field.name}", field.metadata["example"], field.metadata["meaning"]))
     return "\n".join(lines)
 
 
 def _line(key: str, value: str, meaning: str) -> str:
-    return f"{key} = {value}".ljust(_COLUMN - 2) + f"# {meaning}"
+    return f"{key} = {value} ".ljust(_COLUMN) + f"# {meaning}"
 
 
 def by_name(name: str, methods: Methods) -> Method:
