@@ -7,16 +7,16 @@ nobody.
 from collections.abc import Sequence
 
 from silobayes.data.silo import Silo
-from silobayes.engines.fitting import build_model
 from silobayes.engines.parties import LocalParties
 from silobayes.plans import plan_of
 from silobayes.plans.situation import Situation, Sizes
-from silobayes.posterior import Posterior
+from silobayes.posteriors import Posterior
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.queries import Total
 from silobayes.protocols.roles import Plan
+from silobayes.studies.models import build_model
 from silobayes.study import Study
 from silobayes.testing import FreeAccount
 

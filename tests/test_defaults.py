@@ -7,16 +7,14 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from silobayes.engines.planning import build_method
 
 import silobayes
-from silobayes import defaults
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.plans.rules import PublicFacts
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import Study
 from tests.engines.cases import MODEL, make_silos, make_study
-from tests.engines.harness import Privatise, ProtocolKind
+from tests.engines.harness import Privatise, ProtocolKind, plan_for
 
 FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
 OWN = {
@@ -102,22 +100,24 @@ def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
     assert settings.kind is ProtocolKind.PVI
     assert settings.schedule is Schedule.SEQUENTIAL
     assert (settings.rounds, settings.damping) == (1, 1.0)
-    method = build_method(MODEL, make_silos(), settings, None, 0)
-    assert [visit.clients for visit in method.visits] == [(0,), (1,), (2,)]
+    plan = plan_for(MODEL, make_silos(), settings, None)
+    assert [visit.silos for visit in plan.visits] == [(0,), (1,), (2,)]
 
 
 def test_the_rules_look_at_public_facts_only():
     """A silo's rows are not among the arguments; of a silo only its size counts."""
     silos = make_silos()
     zeros = [dataclasses.replace(silo, x=0 * silo.x, y=0 * silo.y) for silo in silos]
-    assert PublicFacts.of(MODEL, silos) == PublicFacts.of(MODEL, zeros)
-    assert list(inspect.signature(defaults.resolve).parameters) == ["study", "facts"]
+    assert PublicFacts.of(MODEL, [silo.num_rows for silo in silos]) == PublicFacts.of(MODEL, zeros)
+    assert list(inspect.signature(settings_of).parameters) == ["study", "facts"]
 
 
 def test_the_clip_norm_follows_the_size_of_the_score():
     sharp = LinearRegression(num_features=4, noise_stddev=0.1)
-    assert PublicFacts.of(sharp, make_silos()).score == pytest.approx(10.0)
-    narrow, wide = (settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0))
+    assert PublicFacts.of(sharp, [silo.num_rows for silo in make_silos()]).score == pytest.approx(10.0)
+    narrow, wide = (
+        settings_of(make_study(), dataclasses.replace(FACTS, score=score)).clip_norm for score in (1.0, 10.0)
+    )
     assert wide == pytest.approx(10 * narrow)
 
 
@@ -132,7 +132,7 @@ def test_sizes_follow_what_the_study_declares_and_bounds_what_it_accepts():
     tables["data"]["bounds"]["x0"] = ["a", "b", "c"]
     del tables["data"]["spread"]["x0"]
     tables["data"]["shares"] = {"x0": [0.2, 0.3, 0.5]}
-    assert resolve(Study.from_dict(tables), FACTS).clip_norm == pytest.approx(plain.clip_norm * (3.62 / 4) ** 0.5)
+    assert settings_of(Study.from_dict(tables), FACTS).clip_norm == pytest.approx(plain.clip_norm * (3.62 / 4) ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_noise_alone_moves_a_coefficient_by_three_tenths(protocol, walkers):
     """Steps of pure noise have size one in Adam's units; damped walks of the silos add up."""
     tables = make_study(**protocol).to_dict()
     tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.5)
-    settings = resolve(Study.from_dict(tables), FACTS)
+    settings = settings_of(Study.from_dict(tables), FACTS)
     noise = np.random.default_rng(0).normal(size=(4000, walkers, settings.rounds * settings.steps))
     walks = settings.damping * settings.step_size * noise.sum(axis=(1, 2))
     assert settings.step_size < 0.05
     assert walks.std() == pytest.approx(0.3, rel=0.05)  # 4.5 standard errors: one false alarm in 10^5 keys
     del tables["data"]["spread"]["x0"]
-    partly = resolve(Study.from_dict(tables), FACTS).step_size
+    partly = settings_of(Study.from_dict(tables), FACTS).step_size
     assert partly == pytest.approx(min(0.05, settings.step_size * 0.35 / 0.3))
 
 
@@ -173,7 +173,7 @@ def test_a_committee_of_networks_counts_the_walk_of_each():
     tables = make_study(kind="bcm").to_dict()
     steps = []
     for model in ({"kind": "logistic_regression"}, {"kind": "mlp", "options": {"hidden": [5]}}):
-        steps.append(resolve(Study.from_dict(tables | {"model": model}), FACTS).step_size)
+        steps.append(settings_of(Study.from_dict(tables | {"model": model}), FACTS).step_size)
     assert steps == pytest.approx([0.45 * (3 / 400) ** 0.5, 0.45 * (1 / 400) ** 0.5])
 
 
@@ -201,7 +201,7 @@ def many_columns(declared: bool, **protocol) -> tuple[Study, dict[str, pd.DataFr
 
 def test_columns_that_nothing_centres_lower_the_damping_of_perturbing_methods_and_keep_their_path():
     declared, apart = (
-        resolve(many_columns(declared, privatise="virtual_clients")[0], FACTS) for declared in (True, False)
+        settings_of(many_columns(declared, privatise="virtual_clients")[0], FACTS) for declared in (True, False)
     )
     assert (declared.rounds, declared.damping) == (8, 0.4)
     assert apart.damping == pytest.approx(1.5 / 13)

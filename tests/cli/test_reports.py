@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -24,10 +24,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Path:
-    template = resources.files("silobayes").joinpath("study_template.toml").read_text(encoding="utf-8")
-    path = tmp_path / "study.toml"
-    path.write_text(template)
-    return path
+    assert invoke("init", tmp_path).exit_code == 0
+    return tmp_path / "study.toml"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

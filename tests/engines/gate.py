@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -149,12 +150,17 @@ def whole_run(
 
 
 class ReplayingParties(AbstractParties):
-    """The parties of a run whose totals are fed back on a neighbour: of a secure sum nothing else is ever seen."""
+    """The parties of a run whose totals are fed back on a neighbour: of a secure sum nothing else is ever seen.
+
+    A silo's state may move only in a visit of it that counted.
+    """
 
     def __init__(self, inner: LocalParties, door: Door) -> None:
         self.inner, self.door = inner, door
+        self.before: list[Any] = []
 
     def ask(self, visit: Visit, down: Any) -> None:
+        self.before = jax.tree.map(np.array, self.inner.states)
         self.inner.ask(visit, down)
 
     def total(self, visit: Visit) -> Total:
@@ -166,6 +172,10 @@ class ReplayingParties(AbstractParties):
 
     def settle(self, visit: Visit, counted: bool) -> None:
         self.inner.settle(visit, counted)
+        for silo, (old, new) in enumerate(zip(self.before, self.inner.states, strict=True)):
+            stays = silo not in visit.silos or not counted
+            same = jax.tree.map(np.array_equal, old, new)
+            assert not stays or all(jax.tree.leaves(same)), f"visit {visit.number} left a trace in silo {silo}"
 
     def stretch(self, server: AbstractServer, state: Any, visit: Visit) -> Merged | None:
         return self.inner.stretch(server, state, visit)

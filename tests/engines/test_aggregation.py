@@ -13,9 +13,9 @@ from scipy import stats
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.engines.local import resume, run
-from silobayes.engines.parties import sum_of
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
+from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.accounting import price
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
@@ -24,9 +24,10 @@ from silobayes.privacy.ledger import Budget
 from silobayes.privacy.mechanisms import SkellamMechanism
 from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation, Unit
+from silobayes.protocols.ball import no_change
 from silobayes.protocols.bcm import Committee
 from silobayes.protocols.etas import to_host
-from silobayes.protocols.perturbed import PerturbedServer, no_change
+from silobayes.protocols.perturbed import PerturbedServer
 from silobayes.protocols.schedule import Schedule
 from silobayes.secure.sums import AbstractSum, SumAborted
 from silobayes.study import AggregationKind, AggregationSection, PosteriorKind

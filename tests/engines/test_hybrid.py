@@ -10,7 +10,6 @@ import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.engines.fitting import build_model
 from silobayes.engines.local import Inputs, resume, run
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy import accounting
@@ -24,6 +23,7 @@ from silobayes.protocols import hybrid, pvi
 from silobayes.protocols.schedule import Schedule
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
+from silobayes.studies.models import build_model
 from silobayes.study import AggregationSection, PosteriorKind, Study
 from silobayes.testing.record_replay import FreeAccount
 from tests.engines.harness import Privatise, Run, plan_for

@@ -13,7 +13,7 @@ import pytest
 import silobayes
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
-from silobayes.engines.loop import run
+from silobayes.engines.loop import make_visit
 from silobayes.engines.parties import LocalParties
 from silobayes.inference.projection import Bounds
 from silobayes.models.linear_regression import LinearRegression
@@ -114,7 +114,10 @@ def test_thresholds_from_rows_are_caught():
         wrong = dataclasses.replace(plan, silos=roles, server=server)
         tables: list[Any] = [silo_of(rows), silo_of(others()), silo_of(others())]
         parties = LocalParties(wrong, tables, lambda silo, visit: door, PROJECTED.aggregation)
-        return server.posterior(run(wrong, parties, server.init(), 0, lambda visit, state: None)).eta
+        state = server.init()
+        for visit in wrong.visits:
+            state = make_visit(wrong, parties, state, visit)
+        return server.posterior(state).eta
 
     with pytest.raises(PrivacyViolation):
         check_method(method, neighbours(np.random.default_rng(1), make_rows, Relation.SUBSTITUTE, 40))

@@ -15,6 +15,7 @@ import pytest
 
 import silobayes
 from silobayes.core.errors import BudgetExceeded, DamagedLedger, InvalidInput
+from silobayes.engines import local
 from silobayes.engines.fitting import build_model
 from silobayes.engines.local import Inputs, _prepare, communications, resume, run
 from silobayes.posteriors import Posterior
@@ -23,7 +24,7 @@ from silobayes.privacy.relation import Relation, Unit
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import verify
 from silobayes.runs import checkpoint, claims, directory
-from silobayes.runs.directory import RunDirectory
+from silobayes.runs.directory import RunDirectory, private_place
 from silobayes.study import Study
 from tests.engines.cases import MODEL, NAMES, make_silo, make_silos, make_study
 
@@ -84,17 +85,19 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does_and_charges_once(nam
 def test_a_run_that_died_after_its_certificate_loses_its_private_state(tmp_path, monkeypatch):
     inputs, out = make_inputs(**PROTOCOLS["virtual_clients"]), tmp_path / "run"
 
-    def die(directory):
+    def die(directory, private):
         raise Stop
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "remove", die)
         with pytest.raises(Stop):
             run(inputs, out)
-    assert list(out.glob("checkpoint*"))
+    places = [*out.glob("checkpoint*"), private_place(out)]
+    assert len(places) == 3
+    assert list(private_place(out).glob("states*"))
     assert [check.name for check in verify(read_run(out)).checks if not check.passed] == ["private state"]
     resume(inputs, out)
-    assert not list(out.glob("checkpoint*"))
+    assert not any(path.exists() for path in places)
     assert verify(read_run(out)).passed
 
 
@@ -113,6 +116,7 @@ def test_a_killed_run_goes_on(tmp_path):
     out = tmp_path / "run"
     script = (
         "import sys, time; from pathlib import Path; from tests.engines.test_local import *\n"
+        "local._COMMIT_S = 0.0\n"
         "inputs = make_inputs(noise_seed=None, **PROTOCOLS['dp_optimisation'])\n"
         "run(inputs, Path(sys.argv[1]), lambda now: time.sleep(60))"
     )
@@ -127,6 +131,23 @@ def test_a_killed_run_goes_on(tmp_path):
     seen = []
     resume(make_inputs(noise_seed=None, **PROTOCOLS["dp_optimisation"]), out, lambda now: seen.append(now.step))
     assert seen == [2, 3, 4]
+    assert charges(out) == [1, 1, 1]
+
+
+def test_visits_since_the_last_commit_are_made_again_and_paid_once(tmp_path, monkeypatch):
+    """A process that dies between two commits; with fixed noise it must end where an uninterrupted run does."""
+    inputs, out, seen = make_inputs(**PROTOCOLS["virtual_clients"]), tmp_path / "run", []
+    whole = run(inputs, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(local._Clock, "__exit__", lambda *_: None)
+        for commit_s, step in ((0.0, 1), (np.inf, 3)):
+            patched.setattr(local, "_COMMIT_S", commit_s)
+            with pytest.raises(Stop):
+                (resume if out.exists() else run)(inputs, out, stop_after(step))
+            assert len((out / "trace.jsonl").read_text().splitlines()) == 1
+    assert same(resume(inputs, out, lambda now: seen.append(now.step)), whole)
+    assert seen == [2, 3, 4]
+    assert (out / "trace.jsonl").read_text() == (tmp_path / "whole" / "trace.jsonl").read_text()
     assert charges(out) == [1, 1, 1]
 
 
@@ -155,8 +176,13 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential", "asynchronous"])
 def test_a_round_visits_every_silo_whatever_the_schedule(schedule):
     """2 rounds of 3 silos; a full Gaussian of 4 parameters has 20 natural parameters."""
-    _, _, method = _prepare(make_inputs(mode="none", rounds=2, steps=2, schedule=schedule))
-    assert communications(method, 2) == {"rounds": 2, "messages": 12, "bytes": 12 * 20 * 8}
+    inputs = make_inputs(mode="none", rounds=2, steps=2, schedule=schedule)
+    settings, _, plan = _prepare(inputs)
+    assert communications(plan, settings.rounds, inputs.study.aggregation) == {
+        "rounds": 2,
+        "messages": 12,
+        "bytes": 12 * 20 * 8,
+    }
 
 
 def test_too_many_steps_are_refused_before_anything_is_built():
@@ -350,7 +376,7 @@ def test_a_crash_at_any_write_of_a_charged_run_can_be_resumed(tmp_path, monkeypa
 
         with monkeypatch.context() as patched:
             patched.setattr("silobayes.runs.files.os.replace", crashing(os.replace))
-            patched.setattr(directory, "append_line", crashing(directory.append_line))
+            patched.setattr(directory, "append_lines", crashing(directory.append_lines))
             try:
                 run(inputs, out)
             except Stop:

@@ -1,4 +1,4 @@
-"""Every silo's sums have its own batches, its own clip norm and its own noise, whatever bucket it shares with others.
+"""Every silo's sums have its own batches, rate and noise, whatever shape it shares with others.
 
 Draws are written by the test: silo m takes the first so many rows and its noise is a number of its own. All rows are
 alike and longer than any clip norm, so the length of a sum counts the rows of the batch that it is over.
@@ -8,7 +8,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from silobayes.engines.planning import build_method
 
 from silobayes.data.silo import Silo
 from silobayes.models.logistic_regression import LogisticRegression
@@ -20,12 +19,13 @@ from silobayes.privacy.sampling import PoissonSampler
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import AggregationKind, AggregationSection, Clipping
 from silobayes.testing import FreeAccount
-from tests.engines.harness import Privatise, ProtocolKind, Settings
+from tests.engines.harness import Privatise, ProtocolKind, Run, Settings
 
 DIM, NUM_STEPS = 3, 3
 SIZES = (40, 100, 38, 96, 40)  # two buckets, and numbers of silos that are not their places in them
 TAKEN = (2, 7, 3, 11, 5)
-CLIP_NORMS = (0.5, 0.9, 0.7, 0.3, 1.1)
+NOISE = (5.0, 9.0, 7.0, 3.0, 11.0)
+CLIP_NORM = 0.6
 MODEL = LogisticRegression(num_features=DIM)
 SETTINGS = Settings(
     privatise=Privatise.DP_OPTIMISATION,
@@ -34,6 +34,7 @@ SETTINGS = Settings(
     steps=NUM_STEPS,
     step_size=0.1,
     sample_rate=0.3,
+    clip_norm=CLIP_NORM,
     clipping=Clipping.ORDINARY,
 )
 METHODS = {
@@ -62,10 +63,10 @@ class OwnDraws(FreshDraws):
         return LoopDraws(
             batches=[self.batch(sampler)] * event.count,
             noise=self.noise((event.count, dimension)).copy(),
-            recorder=self.write,
+            replayed=np.full((event.count, dimension), np.nan, dtype=np.float32),  # so that sums are shown
         )
 
-    def write(self, sums, releases):
+    def close_loop(self, sums, releases):
         self.sums.append(sums)
         self.releases.append(releases)
 
@@ -81,49 +82,51 @@ def silo_of(m: int, persons: bool) -> Silo:
     return Silo(name=str(m), x=x, y=np.ones(SIZES[m], dtype=np.int32), persons=ids)
 
 
-def planned(settings: Settings, unit: Unit, silos):
-    """The method with a clip norm and a rate of its own for every silo."""
+def planned(settings: Settings, unit: Unit, silos, rates=None) -> Run:
+    """The method with a rate and a noise of its own for every silo."""
     by_person = unit is Unit.PERSON
     settings = dataclasses.replace(settings, rows_per_person=1 if by_person else None)
     budget = Budget(epsilon=2.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit)
-    method = build_method(MODEL, [silo_of(m, by_person) for m in silos], settings, budget, 0)
-    plans = [
+    made = Run(MODEL, [silo_of(m, by_person) for m in silos], settings, budget)
+    seats = tuple(
         dataclasses.replace(
-            plan,
-            clip_norm=CLIP_NORMS[m],
-            sampler=PoissonSampler(sample_rate=0.2 + 0.05 * m, max_rows=plan.sampler.max_rows),
+            seat,
+            noise_multiplier=NOISE[m],
+            sampler=PoissonSampler(
+                sample_rate=0.2 + 0.05 * m if rates is None else rates[m], max_rows=seat.sampler.max_rows
+            ),
         )
-        for m, plan in zip(silos, method.plans, strict=True)
-    ]
-    return dataclasses.replace(method, plans=tuple(plans))
+        for m, seat in zip(silos, made.plan.seats, strict=True)
+    )
+    made.plan = dataclasses.replace(made.plan, seats=seats)
+    made.parties.plan = made.plan
+    return made
 
 
-def run(method, doors):
-    state, visited = method.init(), []
-    while state.step < len(method.visits):
-        chosen = method.visits[state.step].clients
-        state = method.step(state, [doors[m] for m in chosen])
-        visited.extend(chosen)
-    return state, visited
+def run(made: Run, doors) -> list[int]:
+    made.doors = doors
+    made.finish()
+    return [m for visit in made.plan.visits for m in visit.silos]
 
 
 OF_PERSONS = [("dp_optimisation", Unit.PERSON), ("global_vi", Unit.PERSON)]
 
 
 @pytest.mark.parametrize(("name", "unit"), [*((name, Unit.ROW) for name in METHODS), *OF_PERSONS])
-def test_every_silo_has_its_own_batch_clip_norm_and_noise(name, unit):
-    method = planned(METHODS[name], unit, range(len(SIZES)))
+def test_every_silo_has_its_own_batch_and_noise(name, unit):
+    made = planned(METHODS[name], unit, range(len(SIZES)))
     doors = [Door(FreeAccount(Relation.SUBSTITUTE, unit), OwnDraws(m)) for m in range(len(SIZES))]
-    _, visited = run(method, doors)
+    visited = run(made, doors)
     assert len(set(visited)) >= 3
     for m in set(visited):
-        draws, plan = doors[m].draws, method.plans[m]
-        assert set(doors[m].account.charged) == {plan.event}
+        draws, (event,) = doors[m].draws, made.plan.events(m, 1)
+        assert event.std == pytest.approx(NOISE[m] * CLIP_NORM, rel=1e-12)
+        assert set(doors[m].account.charged) == {event}
         assert len(draws.sums) == visited.count(m)
         for sums, releases in zip(draws.sums, draws.releases, strict=True):
             # In the first step every gradient points the same way, and all are longer than the clip norm.
-            assert np.linalg.norm(sums[0]) == pytest.approx(TAKEN[m] * CLIP_NORMS[m], rel=1e-3)
-            noise = draws.noise(sums.shape) * np.float32(plan.event.std)
+            assert np.linalg.norm(sums[0]) == pytest.approx(TAKEN[m] * CLIP_NORM, rel=1e-3)
+            noise = draws.noise(sums.shape) * np.float32(event.std)
             np.testing.assert_array_equal(releases, sums + noise)
 
 
@@ -137,24 +140,20 @@ class SilentDraws(OwnDraws):
 def test_every_silo_finds_what_it_finds_alone():
     """Rates too are its own: its factor after one visit is that of a study of this silo only."""
 
+    small = dataclasses.replace(SETTINGS, clip_norm=0.03)
+
     def factors(silos, rates):
-        method = planned(SETTINGS, Unit.ROW, silos)
-        plans = [
-            dataclasses.replace(
-                plan, clip_norm=0.03, sampler=PoissonSampler(sample_rate=rates[m], max_rows=plan.sampler.max_rows)
-            )
-            for m, plan in zip(silos, method.plans, strict=True)
-        ]
-        doors = [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), SilentDraws(m)) for m in silos]
-        return run(dataclasses.replace(method, plans=tuple(plans)), doors)[0].clients.eta_t
+        made = planned(small, Unit.ROW, silos, rates)
+        run(made, [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), SilentDraws(m)) for m in silos])
+        return [state.eta_t for state in made.parties.states]
 
     rates = (0.9, 0.1, 0.2, 0.8, 0.5)
     together = factors(range(len(SIZES)), rates)
-    m = 3  # the second of its bucket
+    m = 3  # the second of its shape
     own, wrong = factors([m], rates), factors([m], rates[::-1])
-    np.testing.assert_allclose(together.linear[m], own.linear[0], rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(together.quadratic[m], own.quadratic[0], rtol=1e-3, atol=1e-4)
-    assert np.abs(wrong.linear[0] - own.linear[0]).max() > 1e-2  # the rate can be seen
+    np.testing.assert_allclose(together[m].linear, own[0].linear, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(together[m].quadratic, own[0].quadratic, rtol=1e-3, atol=1e-4)
+    assert np.abs(wrong[0].linear - own[0].linear).max() > 1e-2  # the rate can be seen
 
 
 def test_every_silo_shares_the_sum_over_its_own_batch():
@@ -162,9 +161,9 @@ def test_every_silo_shares_the_sum_over_its_own_batch():
     section = AggregationSection(kind=AggregationKind.TRUSTED)
     settings = dataclasses.replace(METHODS["global_vi"], aggregation=section)
     budget = Budget(epsilon=2.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-    method = build_method(MODEL, [silo_of(m, False) for m in range(len(SIZES))], settings, budget, 0)
+    made = Run(MODEL, [silo_of(m, False) for m in range(len(SIZES))], settings, budget)
     doors = [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), OwnDraws(m)) for m in range(len(SIZES))]
-    run(method, doors)
+    run(made, doors)
     for m, door in enumerate(doors):
         assert len(door.draws.shared) == NUM_STEPS
         assert np.linalg.norm(door.draws.shared[0]) == pytest.approx(TAKEN[m] * settings.clip_norm, rel=1e-3)

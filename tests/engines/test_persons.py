@@ -5,12 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from silobayes.engines.buckets import Buckets
-from silobayes.engines.planning import build_method
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data.silo import Silo
 from silobayes.inference import row_gradients
+from silobayes.inference.layouts import person_slots
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
@@ -18,6 +17,7 @@ from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.study import AggregationKind, AggregationSection
 from silobayes.testing import FreeAccount, PrivacyViolation
+from tests.engines.harness import Run, plan_for
 from tests.engines.test_record_replay import SETTINGS, Case
 
 FEATURES, ROWS_PER_PERSON = 3, 4
@@ -64,13 +64,10 @@ def test_one_row_per_person_is_the_method_for_rows(name):
     for unit in (Unit.ROW, Unit.PERSON):
         budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit)
         own = silos if unit is Unit.PERSON else [dataclasses.replace(silo, persons=None) for silo in silos]
-        method = build_method(MODEL, own, settings, budget, 0)
         doors = [Door(FreeAccount(Relation.SUBSTITUTE, unit), FreshDraws(Entropy.not_private(k))) for k in range(2)]
-        state = method.init()
-        while state.step < len(method.visits):
-            state = method.step(state, doors)
-        answers.append(method.eta(state))
-        events.append(method.total_events())
+        run = Run(MODEL, own, settings, budget, doors=doors).finish()
+        answers.append(run.posterior.eta)
+        events.append(run.plan.total_events)
     assert events[0] == events[1]
     jax.tree.map(np.testing.assert_array_equal, *answers)
 
@@ -84,35 +81,36 @@ def test_an_unused_place_of_a_person_changes_nothing():
     answers = []
     for bound in (2, 5):
         settings = dataclasses.replace(GATE["dp_optimisation"], rows_per_person=bound)
-        method = build_method(MODEL, [silo], settings, budget, 0)
         door = Door(FreeAccount(Relation.SUBSTITUTE, Unit.PERSON), FreshDraws(Entropy.not_private(0)))
-        answers.append(method.eta(method.step(method.init(), [door])))
+        answers.append(Run(MODEL, [silo], settings, budget, doors=[door]).step().posterior.eta)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), *answers)
 
 
 def test_a_person_has_slots_of_their_own_whoever_else_is_there():
     x = np.arange(6, dtype=np.float32)[:, None]
-    persons = np.array([70, 5, 70, 9, 5, 70])
-    buckets = Buckets([(x, np.zeros(6, np.int32))], [4], persons=[persons], rows_per_unit=3)
-    (bucket,) = buckets.buckets
-    assert buckets.slots.tolist() == [4]
-    assert np.asarray(bucket.rows.x)[0, :, 0].tolist() == [0, 2, 5, 1, 4, 0, 3, 0, 0, 0, 0, 0]
+    silo = Silo(name="a", x=x, y=np.zeros(6, np.int32), persons=np.array([70, 5, 70, 9, 5, 70]))
+    (layout,) = person_slots([4], 3)
+    assert layout.shape == (4, 3)
+    rows = layout.lay_out([silo], [layout])
+    assert np.asarray(rows.x)[0, :, 0].tolist() == [0, 2, 5, 1, 4, 0, 3, 0, 0, 0, 0, 0]
     present = np.array([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0], dtype=bool)
-    np.testing.assert_array_equal(bucket.rows.present[0], present)
+    np.testing.assert_array_equal(rows.present[0], present)
 
 
-def test_a_person_with_more_rows_than_rows_per_unit_is_refused():
-    part = (np.zeros((4, 1), np.float32), np.zeros(4, np.int32))
+def test_a_person_with_more_rows_than_rows_per_person_is_refused():
+    part = {"name": "a", "x": np.zeros((4, 1), np.float32), "y": np.zeros(4, np.int32)}
+    few, (four,), (two,) = Silo(**part, persons=np.array([1, 2, 1, 1])), person_slots([4], 2), person_slots([2], 2)
     with pytest.raises(InvalidInput, match="rows_per_person"):
-        Buckets([part], [4], persons=[np.array([1, 2, 1, 1])], rows_per_unit=2)
+        four.lay_out([few], [four])
+    many = Silo(**part, persons=np.array([1, 2, 3, 1]))
     with pytest.raises(InvalidInput, match="max_rows"):
-        Buckets([part], [2], persons=[np.array([1, 2, 3, 1])], rows_per_unit=2)
+        two.lay_out([many], [two])
 
 
 def test_missing_keys_are_refused_before_anything_is_planned():
     silo = Silo(name="a", x=np.ones((4, FEATURES)), y=np.arange(4) % 2, persons=np.arange(4))
     budget = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.PERSON)
     with pytest.raises(InvalidInput, match=r"data\.rows_per_person"):
-        build_method(MODEL, [silo], SETTINGS["dp_optimisation"], budget, 0)
+        plan_for(MODEL, [silo], SETTINGS["dp_optimisation"], budget)
     with pytest.raises(InvalidInput, match=r"data\.unit"):
-        build_method(MODEL, [dataclasses.replace(silo, persons=None)], GATE["dp_optimisation"], budget, 0)
+        plan_for(MODEL, [dataclasses.replace(silo, persons=None)], GATE["dp_optimisation"], budget)

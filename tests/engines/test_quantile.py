@@ -16,8 +16,9 @@ from silobayes.privacy.ledger import Budget, Ledger
 from silobayes.privacy.queries import Message
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import clip_norms
+from silobayes.protocols.ball import no_change
 from silobayes.protocols.clip_norms import QuantileServer
-from silobayes.protocols.perturbed import AbstractPerturbingSilo, no_change
+from silobayes.protocols.perturbed import AbstractPerturbingSilo
 from silobayes.protocols.schedule import Schedule
 from silobayes.report.build import write_report
 from silobayes.report.run_files import read_run

@@ -6,22 +6,25 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from silobayes.engines.buckets import Buckets
 
-from silobayes.engines import planning
+from silobayes.engines.parties import LocalParties
+from silobayes.inference.layouts import ShardSlots
+from silobayes.inference.projection import Bounds
+from silobayes.inference.rows import stack
 from silobayes.models.base import AbstractModel
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
-from silobayes.privacy.door import Door
+from silobayes.plans.keys import Clipping, PosteriorKind
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols import dp_pvi, pvi
+from silobayes.protocols import pvi
 from silobayes.protocols.bcm import Committee
-from silobayes.protocols.linreg import Bounds
+from silobayes.protocols.perturbed import AveragingSilo, ShardedSilo
 from silobayes.protocols.schedule import Schedule
-from silobayes.study import AggregationKind, AggregationSection, Clipping, PosteriorKind
+from silobayes.study import AggregationKind, AggregationSection
 from silobayes.testing import PrivacyViolation, check_method
+from tests.engines import gate
 from tests.engines.gate import FEATURES, ROWS_PER_PERSON, budget_of, calibrated_once, pairs_of, whole_run
 from tests.engines.harness import Privatise, ProtocolKind, Settings
 
@@ -339,35 +342,53 @@ def test_one_changed_unit_moves_each_released_sum_by_no_more_than_is_priced_in_e
 def test_noise_in_a_shards_factor_is_caught(monkeypatch):
     """What the public code does: the released (noisy) change goes into every shard's factor (SPEC 0)."""
 
-    def noisy_step(clients, *args, **public):
-        state, total = right_step(clients, *args, **public)
-        clean = state.eta_t - clients.eta_t
-        noise = total.d_eta - jax.tree.map(lambda leaf: leaf.sum(axis=0), clean)
-        return pvi.ClientState(eta_t=state.eta_t + noise), total
+    def noisy_reply(self, door, seat, own, down, found):
+        state, message = right_reply(self, door, seat, own, down, found)
+        released = self.damping * self.ball_at(down).unflatten([message.value], self.solve.local.family.zeros())
+        clean = jax.tree.map(lambda new, old: (new - old).sum(axis=0), state.eta_t, own.eta_t)
+        return pvi.SiloState(eta_t=state.eta_t + (released - clean)), message
 
-    right_step = dp_pvi.shard_factors_step
-    monkeypatch.setattr(dp_pvi, "shard_factors_step", noisy_step)
-    with pytest.raises(PrivacyViolation):
+    right_reply = ShardedSilo.reply
+    monkeypatch.setattr(ShardedSilo, "reply", noisy_reply)
+    with pytest.raises(PrivacyViolation, match="move by at most"):
+        Case("virtual_clients, exact").check(Relation.SUBSTITUTE, SLOW_PAIRS)
+
+
+def test_noise_of_a_total_in_a_shards_factor_is_caught(monkeypatch):
+    """The same with the noise of a sum over silos, which a silo may learn from the total."""
+
+    class NoisyParties(gate.ReplayingParties):
+        def total(self, visit):
+            self.seen = super().total(visit)
+            return self.seen
+
+        def settle(self, visit, counted):
+            silo, states = self.inner.plan.silos[visit.part], self.inner.states
+            before = [states[m].eta_t for m in visit.silos]
+            super().settle(visit, counted)
+            released = silo.ball.unflatten(silo.query.read(self.seen).blocks, silo.solve.local.family.zeros())
+            noise = silo.damping * released
+            for m, old in zip(visit.silos, before, strict=True):
+                noise = noise - jax.tree.map(lambda leaf: leaf.sum(axis=0), states[m].eta_t - old)
+            for m in visit.silos:
+                states[m] = pvi.SiloState(eta_t=states[m].eta_t + noise)
+
+    monkeypatch.setattr(gate, "ReplayingParties", NoisyParties)
+    with pytest.raises(PrivacyViolation, match="move by at most"):
         Case("virtual_clients, exact", SHARING).check(Relation.SUBSTITUTE, SLOW_PAIRS)
 
 
 def test_a_state_that_depends_on_an_unreleased_share_is_caught(monkeypatch):
     """Inside a secure sum a silo's own noisy message is nobody's to see; factors made of it would change unseen."""
-    seen = []
 
-    def greedy_share(self, mechanism, bounded):
-        share = right_share(self, mechanism, bounded)
-        seen.append(bounded.decode(share.counts)[0])
-        return share
+    def greedy_reply(self, door, seat, own, down, found):
+        _, message = right_reply(self, door, seat, own, down, found)
+        share = self.query.layouts[seat.index].decode(message.payload)
+        moved = self.damping * self.ball_at(down).unflatten(share, self.solve.local.family.zeros())
+        return pvi.SiloState(eta_t=own.eta_t + moved), message
 
-    def greedy_step(clients, down, refit, ball, release, *, owners, damping, **public):
-        state, total = right_step(clients, down, refit, ball, release, owners=owners, damping=damping, **public)
-        own = ball.unflatten([np.stack(seen[-2:])[owners]], state.eta_t)
-        return pvi.ClientState(eta_t=clients.eta_t + damping * own), total
-
-    right_share, right_step = Door.share, dp_pvi.shard_factors_step
-    monkeypatch.setattr(Door, "share", greedy_share)
-    monkeypatch.setattr(dp_pvi, "shard_factors_step", greedy_step)
+    right_reply = ShardedSilo.reply
+    monkeypatch.setattr(ShardedSilo, "reply", greedy_reply)
     with pytest.raises(PrivacyViolation):
         Case("virtual_clients, exact", SHARING).check(Relation.SUBSTITUTE, SLOW_PAIRS)
 
@@ -375,10 +396,63 @@ def test_a_state_that_depends_on_an_unreleased_share_is_caught(monkeypatch):
 def test_shards_that_share_rows_are_caught(monkeypatch):
     """All shards see all rows: one changed row moves every term."""
 
-    def everything(silos, counts, slots, seed, rows_per_person):
-        parts = [(silo.x, silo.y) for silo, count in zip(silos, counts, strict=True) for _ in range(count)]
-        return Buckets(parts, [slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)])
+    def everything(self, silos, layouts):
+        rows = stack([(silo.x, silo.y) for silo in silos], self.max_rows)
+        return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[:, None], self.shards, axis=1), rows)
 
-    monkeypatch.setattr(planning, "shard_buckets", everything)
-    with pytest.raises(PrivacyViolation):
+    monkeypatch.setattr(ShardSlots, "lay_out", everything)
+    with pytest.raises(PrivacyViolation, match="move by at most"):
         Case("local_averaging").check(Relation.SUBSTITUTE, SLOW_PAIRS)
+
+
+# Methods whose silos keep a state, and the kind of silo that keeps it.
+KEEPERS = {
+    "dp_optimisation": (NONE, pvi.OptimisingSilo),
+    "local_averaging": (NONE, AveragingSilo),
+    "virtual_clients, exact": (SHARING, ShardedSilo),
+}
+
+
+@pytest.fixture
+def second_visit_runs_away(monkeypatch):
+    """Whatever was released there."""
+
+    def advance(self, state, visit, d_eta):
+        far = jax.tree.map(lambda leaf: np.full_like(leaf, np.inf), d_eta)
+        return right_advance(self, state, visit, far if visit.number == 1 else d_eta)
+
+    right_advance = pvi.PVIServer.advance
+    monkeypatch.setattr(pvi.PVIServer, "advance", advance)
+
+
+@pytest.mark.usefixtures("second_visit_runs_away")
+@pytest.mark.parametrize("name", KEEPERS)
+def test_a_run_passes_whose_second_visit_does_not_count(name):
+    assert Case(name, KEEPERS[name][0]).check(Relation.SUBSTITUTE, 4) == 4
+
+
+def settles_always(monkeypatch, keeper):
+    right_settle = LocalParties.settle
+    monkeypatch.setattr(LocalParties, "settle", lambda self, visit, counted: right_settle(self, visit, True))
+
+
+def moves_in_its_reply(monkeypatch, keeper):
+    def reply(self, door, seat, own, down, found):
+        state, message = right_reply(self, door, seat, own, down, found)
+        for leaf, new in zip(jax.tree.leaves(own.eta_t), jax.tree.leaves(state.eta_t), strict=True):
+            leaf[...] = new
+        return state, message
+
+    right_reply = keeper.reply
+    monkeypatch.setattr(keeper, "reply", reply)
+
+
+@pytest.mark.usefixtures("second_visit_runs_away")
+@pytest.mark.parametrize("plant", [settles_always, moves_in_its_reply])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_a_silo_that_moves_its_state_in_a_visit_that_did_not_count_is_caught(name, plant, monkeypatch):
+    kind, keeper = KEEPERS[name]
+    plant(monkeypatch, keeper)
+    with pytest.raises(PrivacyViolation, match="AssertionError") as caught:
+        Case(name, kind).check(Relation.SUBSTITUTE, 1)
+    assert "left a trace" in str(caught.value.__cause__)

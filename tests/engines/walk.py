@@ -19,8 +19,8 @@ Call = tuple[str, str]
 Run = Callable[[Callable[[Any], None]], Any]
 
 _PACKAGE = "silobayes."
-# What a visit begins with, whatever the loop looks like: a silo's door is opened.
-_DOOR = "silobayes.privacy.door"
+# What a visit begins with.
+_VISIT = "engines.loop.make_visit"
 
 
 def upward_calls(run: Run) -> list[Call]:
@@ -33,14 +33,14 @@ def walk(run: Run) -> list[Call]:
     """All different (caller, callee) between two rooms during the visits of a run, in the order of their first time.
 
     Args:
-        run: Runs a study with privacy on this machine. It takes the function that `silobayes.fit(progress=...)` is to
-            call after each visit.
+        run: Runs a study on this machine. It takes the function that `silobayes.fit(progress=...)` is to call after
+            each visit.
 
     Returns:
         Names are those in the source, without the package: `protocols.pvi.client_step`. Frames of other packages
         are left out, so that a function that is compiled or mapped counts as called by who had it compiled. What
-        comes before the first door opens (planning, payment) and after the last visit is left out too, and so is what
-        runs in other threads.
+        comes before the first visit (planning, payment) and after the last one is left out too, and so is what runs in
+        other threads.
     """
     ranks = room_ranks()
     told: dict[Call, None] = {}
@@ -52,7 +52,7 @@ def walk(run: Run) -> list[Call]:
         module = frame.f_globals.get("__name__", "")
         if event != "call" or not module.startswith(_PACKAGE) or not _is_function(frame):
             return
-        is_open = is_open or (module == _DOOR and not _is_importing(frame))
+        is_open = is_open or _name(frame) == _VISIT
         caller = _nearest_caller(frame)
         if not is_open or caller is None:
             return
@@ -63,8 +63,6 @@ def walk(run: Run) -> list[Call]:
             pending[names] = None
 
     def progress(_: Any) -> None:
-        nonlocal is_open
-        is_open = True
         told.update(pending)
         pending.clear()
 
@@ -75,7 +73,7 @@ def walk(run: Run) -> list[Call]:
         run(progress)
     finally:
         sys.setprofile(before)
-    assert told, "the run called nothing between its first door and its last visit"
+    assert told, "the run called nothing between its first visit and its last one"
     return list(told)
 
 
@@ -96,16 +94,6 @@ def _is_function(frame: FrameType) -> bool:
     """Not the body of a class or module, and not a generator, which hands over values that somebody asked for."""
     flags = frame.f_code.co_flags
     return bool(flags & inspect.CO_OPTIMIZED) and not flags & inspect.CO_GENERATOR
-
-
-def _is_importing(frame: FrameType) -> bool:
-    """Whether a room is being read for the first time: its decorators run then."""
-    at: FrameType | None = frame
-    while at is not None:
-        if at.f_code.co_name == "<module>" and at.f_globals.get("__name__", "").startswith(_PACKAGE):
-            return True
-        at = at.f_back
-    return False
 
 
 def _nearest_caller(frame: FrameType) -> FrameType | None:

@@ -150,6 +150,7 @@ def every_row(num_rows, num_steps, dimension):
     return Step(
         indices=jnp.tile(jnp.arange(num_rows), (num_steps, 1)),
         mask=jnp.ones((num_steps, num_rows), dtype=bool),
+        slots=np.full(num_steps, num_rows),
         noise=jnp.zeros((num_steps, dimension)),
     )
 
@@ -246,7 +247,8 @@ def test_rows_count_alike_in_every_slot_of_a_batch(name):
         slots = np.arange(width) - first_slot
         mask = np.tile((slots >= 0) & (slots < 12), (NUM_STEPS, 1))
         indices = np.where(mask, slots, 0).astype(np.int32)
-        step = Step(indices=indices, mask=mask, noise=np.zeros((NUM_STEPS, num_coordinates(family)), np.float32))
+        noise = np.zeros((NUM_STEPS, num_coordinates(family)), np.float32)
+        step = Step(indices=indices, mask=mask, slots=np.full(NUM_STEPS, width), noise=noise)
         eta = model.prior_eta(family), model.start_eta(family, KEY)
         public = {"clip_norm": CLIP_NORM, "sample_rate": 0.5, "step_size": 0.1, "clipping": "label_free"}
         return ascend_privately(model, family, KEY, *eta, rows, step, **public)[0]
@@ -264,6 +266,7 @@ def test_vmap_over_silos_is_the_loop_over_silos():
         Step(
             indices=jnp.asarray(rng.integers(MAX_ROWS, size=(20, 6))),
             mask=jnp.asarray(rng.random((20, 6)) < 0.8),
+            slots=jnp.full(20, 6),
             noise=jnp.asarray(rng.normal(size=(20, 6)).astype(np.float32)),
         )
         for _ in silos

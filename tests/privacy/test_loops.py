@@ -13,7 +13,9 @@ from scipy import stats
 
 from silobayes.core.errors import BudgetExceeded, InvalidInput
 from silobayes.families import MeanFieldGaussian
+from silobayes.inference.coordinates import point_at
 from silobayes.inference.dp_vi import ascend_privately
+from silobayes.inference.global_steps import OPTIMISER, Group, Position, ReleasedGradient, run_steps
 from silobayes.inference.rows import pad
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.privacy.door import Door, FreshDraws
@@ -21,7 +23,6 @@ from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.loops import Step, StepPlan, clip_factors, clipped_sum, open_steps
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.privacy.sampling import PoissonSampler
-from silobayes.protocols import global_vi
 from silobayes.testing import FreeAccount
 
 PLAN = StepPlan(
@@ -158,6 +159,9 @@ def test_a_step_aims_below_the_clip_norm_by_what_its_sum_may_err():
     width = inputs.mask.shape[1]
     assert inputs.aim(1.0) == pytest.approx(1 / (1 + width / 2**20), rel=1e-12)
     assert inputs.aim(1.0, 3) == pytest.approx(1 / (1 + 3 * width / 2**20), rel=1e-12)
+    # Filled up beside silos with wider batches, a silo clips to the norm that it clips to alone.
+    wider = dataclasses.replace(inputs, mask=np.pad(inputs.mask, ((0, 0), (0, 100))))
+    np.testing.assert_array_equal(wider.aim(1.0), inputs.aim(1.0))
 
 
 MODEL = LogisticRegression(num_features=3)
@@ -180,12 +184,13 @@ def first_sum(
         _, seen = ascend_privately(MODEL, FAMILY, jax.random.key(0), eta, eta, rows, steps, **public)
         return np.asarray(seen[0][0], dtype=np.float64)
     stacked = jax.tree.map(lambda leaf: leaf[None], (rows, steps))
-    group = global_vi.Clients(
-        rows=stacked[0], steps=stacked[1], clip_norms=jnp.array([clip_norm]), sample_rates=jnp.ones(1)
+    group = Group(rows=stacked[0], steps=stacked[1], sample_rates=np.ones(1, np.float32))
+    point = point_at(FAMILY, eta)
+    server = Position(point=point, adam=OPTIMISER.init(jnp.zeros(point.num_coordinates)))
+    gradient = ReleasedGradient(
+        model=MODEL, clip_norm=np.float32(clip_norm), clipping="ordinary", rows_per_unit=rows_per_unit
     )
-    server = global_vi.init(FAMILY, eta)
-    public = {"clipping": "ordinary", "rows_per_unit": rows_per_unit}
-    _, (seen,) = global_vi.run_steps(MODEL, eta, server, (group,), jax.random.key(0), size, **public)
+    _, (seen,) = run_steps(gradient, eta, server, (group,), None, size)
     return np.asarray(seen[0][0][0], dtype=np.float64)
 
 
@@ -193,6 +198,7 @@ def whole_batch(num_units: int) -> Step:
     return Step(
         indices=np.arange(num_units, dtype=np.int32)[None],
         mask=np.ones((1, num_units), dtype=bool),
+        slots=np.array([num_units], dtype=np.int32),
         noise=np.zeros((1, 6), dtype=np.float32),
     )
 

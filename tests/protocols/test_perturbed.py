@@ -14,7 +14,8 @@ from silobayes.families.mean_field_gaussian import MeanFieldGaussianEta
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.mechanisms import GaussianMechanism
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols.perturbed import Ball, PerturbedServer, ShardedSilo, no_change
+from silobayes.protocols.ball import Ball, no_change
+from silobayes.protocols.perturbed import PerturbedServer, ShardedSilo
 from tests.engines.cases import MODEL, make_silos
 from tests.engines.harness import Privatise, Settings, plan_for
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian
 from silobayes.inference.layouts import RowSlots
-from silobayes.inference.solvers import LocalOptimum
+from silobayes.inference.solvers import LocalOptimum, Refit
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.privacy.queries import OpenSum, Total
 from silobayes.protocols import pvi
-from silobayes.protocols.etas import to_host
+from silobayes.protocols.etas import precision_floor, to_host
 from silobayes.protocols.roles import Seat
 from silobayes.protocols.schedule import Schedule, numbered, visits
 
@@ -57,7 +57,7 @@ def made_visits(schedule: Schedule, num_silos: int, num_rounds: int, seed: int):
 def states(schedule, num_silos, find: Find, *, num_rounds, damping, seed=1) -> Iterator[tuple[Any, list[Any]]]:
     """The server's state and the silos' factors before the first visit and after each, one silo after the other."""
     steps = made_visits(schedule, num_silos, num_rounds, seed)
-    silo = pvi.PVISilo(solve=pvi.Refit(local=LOCAL), damping=damping, query=OpenSum())
+    silo = pvi.PVISilo(solve=Refit(local=LOCAL), damping=damping, query=OpenSum())
     server = pvi.PVIServer(
         local=LOCAL,
         query=OpenSum(),
@@ -151,7 +151,7 @@ def test_permuting_silos_changes_nothing():
 
 def test_a_usable_posterior_is_proper_and_leaves_the_raw_sum_alone():
     eta_p = to_host(FIELD.from_standard(mean=np.zeros(DIM), stddev=np.full(DIM, 2.0)))
-    floor = pvi.precision_floor(eta_p)
+    floor = precision_floor(eta_p)
     assert floor == pytest.approx(0.5 * 0.25)
     raw = eta_p - 3.0 * eta_p
     assert not FIELD.is_proper(raw)

@@ -88,7 +88,8 @@ def test_batches_of_persons_are_planned_for_as_few_as_there_can_be_or_for_as_man
     assert few.widths[0].private > 1.5 * many.widths[0].private
     # Where the numbers of rows are not public the plan is for as many as the persons may have, whatever the method.
     keys["public"] = ["test", "persons"]
-    hidden = study_with(data=keys, privacy={"unit": "person"}, protocol={"privatise": "local_averaging"})
+    protocol = {"privatise": "local_averaging", "rounds": 2, "steps": 5}
+    hidden = Study.from_dict({**study_with(data=keys, privacy={"unit": "person"}).to_dict(), "protocol": protocol})
     settings = [plan(hidden, rows, [300, 200]).settings for rows in ([1000, 702], [400, 220])]
     assert settings[0] == settings[1]
     for persons in ([249, 176], [1001, 600], [900]):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from silobayes.privacy.clipping import clip, general, non_negative
-from silobayes.privacy.door import Door, FreshDraws, release_sum
+from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.mechanisms import AbstractMechanism, GaussianMechanism, LaplaceMechanism, SkellamMechanism
+from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation
 from silobayes.privacy.sampling import PoissonSampler
 from tests.testing.methods import FEATURES, MAX_ROWS
@@ -285,7 +286,17 @@ def shares_for_more_silos_than_there_are(rows, doors):
     """The noise of a sum is divided among fifty silos; there are two."""
     bounded = [clip(general(x), CLIP_NORM) for x in (features(rows), OTHER_ROWS)]
     mechanism = SkellamMechanism(noise_multiplier=2.0, num_shares=50)
-    return release_sum(doors, mechanism, bounded, lambda counts: np.sum(counts, axis=0)).value
+    query = PrivateSum(
+        relation=doors[0].account.relation,
+        layouts=tuple(bounded),
+        mechanisms=(mechanism, mechanism),
+        num_terms=MAX_ROWS,
+        num_sums=1,
+        together=2,
+    )
+    shares = [query.write(door, silo, own).payload for silo, (door, own) in enumerate(zip(doors, bounded, strict=True))]
+    payload = doors[0].draws.total(np.sum(shares, axis=0))
+    return query.read(Total(payload=payload, members=(0, 1))).value
 
 
 def laplace_of_half_the_scale(rows, doors):

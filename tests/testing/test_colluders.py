@@ -8,7 +8,7 @@ written false-alarm rate of every assertion that a claim is not refuted; keys ar
 import numpy as np
 import pytest
 
-from silobayes.engines.parties import sum_of
+from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.accounting import price
 from silobayes.privacy.clipping import Bounded, clip, general
 from silobayes.privacy.door import Door, FreshDraws

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
@@ -121,8 +122,7 @@ class ShardSlots(AbstractLayout):
             parts.append(part)
             slots.append(places)
         flat = stack(parts, self.shards * self.width, slots)
-        shape = (len(silos), *self.shape)
-        return Rows(x=flat.x.reshape(*shape, -1), y=flat.y.reshape(*shape), present=flat.present.reshape(*shape))
+        return jax.tree.map(lambda leaf: leaf.reshape(len(silos), *self.shape, *leaf.shape[2:]), flat)
 
     def _by_shard(self, silo: Silo) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """The rows shard by shard, and their slots."""

@@ -31,10 +31,15 @@ class Rows(eqx.Module):
     def __init__(
         self, x: Float[ArrayLike, "*silos n d"], y: Num[ArrayLike, "*silos n"], present: Bool[ArrayLike, "*silos n"]
     ) -> None:
-        finite = (jnp.abs(x) <= LARGEST_VALUE).all(axis=-1) & (jnp.abs(y) <= LARGEST_VALUE)
-        self.present = finite & present
-        self.x = jnp.where(self.present[..., None] & (jnp.abs(x) >= SMALLEST_FEATURE), x, 0)
-        self.y = jnp.where(self.present, y, 0)
+        self.x, self.y, self.present = _only_finite(x, y, present)
+
+
+@jax.jit  # as one program: one by one, its operations take longer to compile than to run
+def _only_finite(x: ArrayLike, y: ArrayLike, present: ArrayLike) -> tuple[Array, Array, Array]:
+    finite = (jnp.abs(x) <= LARGEST_VALUE).all(axis=-1) & (jnp.abs(y) <= LARGEST_VALUE)
+    present = finite & present
+    x = jnp.where(present[..., None] & (jnp.abs(x) >= SMALLEST_FEATURE), x, 0)
+    return x, jnp.where(present, y, 0), present
 
 
 def pad(x: np.ndarray, y: np.ndarray, max_rows: int) -> Rows:

@@ -5,7 +5,6 @@ let values out only through it. Record/replay (`silobayes.testing`) replaces the
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -208,34 +207,3 @@ class Door:
             raise InvalidInput(
                 "unit", f"a value bounded per {self.account.unit.value}", unit.value, "Bound what one unit can change."
             )
-
-
-def release_sum(
-    doors: Sequence[Door],
-    mechanism: SkellamMechanism,
-    bounded: Sequence[Bounded],
-    add: Callable[[Sequence[np.ndarray]], np.ndarray],
-) -> Release:
-    """One release of several silos: each pays for the whole sum and draws its share, and only their total is decoded.
-
-    Args:
-        doors: One per silo.
-        mechanism: Its `num_shares` silos have all the noise that is priced.
-        bounded: One clipped sum per silo, all of one layout.
-        add: The (secure) sum of the silos' counts.
-
-    Returns:
-        The total. Its `stddevs` are those of the noise it contains, at least the priced ones: every silo adds a share.
-    """
-    layouts = {(own.blocks, own.grid, own.total.size) for own in bounded}
-    if len(layouts) != 1 or len(doors) != len(bounded):
-        raise InvalidInput("bounded", "one clipped sum of the same layout per silo", len(layouts), "Clip all alike.")
-    shares = [door.share(mechanism, own) for door, own in zip(doors, bounded, strict=True)]
-    counts = doors[0].draws.total(add([share.counts for share in shares]))
-    excess = np.sqrt(max(1.0, len(shares) / mechanism.num_shares))
-    return Release(
-        blocks=bounded[0].decode(counts),
-        stddevs=tuple(float(excess * stddev) for stddev in mechanism.stddevs(bounded[0])),
-        event=shares[0].event,
-        is_private=all(share.is_private for share in shares),
-    )

@@ -69,17 +69,21 @@ class StepPlan:
 class Step(eqx.Module):
     """What one step of the loop gets; stacked along a leading axis, on the host, it is the scan's input.
 
+    `slots` is the width of the batch as it was drawn: beside silos with wider ones it may be filled up further, which
+    adds nothing, so that a silo clips alone to the norm that it clips to among others.
+
     `replayed` is there for record/replay only: a release to feed back, or NaN where it is drawn and recorded.
     """
 
     indices: Int[Array | np.ndarray, "*steps batch"]
     mask: Bool[Array | np.ndarray, "*steps batch"]
+    slots: Int[Array | np.ndarray, "*steps"]
     noise: Float[Array | np.ndarray, "*steps dim"]
     replayed: Float[Array | np.ndarray, "*steps dim"] | None = None
 
-    def aim(self, clip_norm: ArrayLike, rows_per_unit: int = 1) -> Float[ArrayLike, ""]:
+    def aim(self, clip_norm: ArrayLike, rows_per_unit: int = 1) -> Float[ArrayLike, "*steps"]:
         """The norm to clip to, so that what rounding adds to the sum over the batch is within `clip_norm` too."""
-        return clip_norm / (1.0 + self.mask.shape[-1] * rows_per_unit * _SUM_ROOM)
+        return clip_norm / (1.0 + self.slots * rows_per_unit * _SUM_ROOM)
 
     def release(self, total: Float[Array, " dim"]) -> tuple[Float[Array, " dim"], tuple | None]:
         """The noisy sum, and what a recorder may see (None in a normal run: the pre-noise sum never leaves)."""
@@ -105,7 +109,8 @@ def open_steps(door: Door, plan: StepPlan) -> Step:
     draws = door.draws.loop(plan.sampler, plan.dimension, event)
     np.multiply(draws.noise, np.float32(event.std), out=draws.noise)  # in place: a second array takes longer to get
     indices, mask = _padded(draws.batches, plan.sampler)
-    return Step(indices=indices, mask=mask, noise=draws.noise, replayed=draws.replayed)
+    slots = np.full(len(mask), mask.shape[1], dtype=np.int32)
+    return Step(indices=indices, mask=mask, slots=slots, noise=draws.noise, replayed=draws.replayed)
 
 
 def close_steps(door: Door, seen: tuple | None) -> None:

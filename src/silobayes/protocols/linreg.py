@@ -78,7 +78,9 @@ class RowsSilo(AbstractSilo[tuple[()]]):
     def reply(self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any) -> tuple[tuple[()], Message]:
         """See `AbstractSilo`."""
         assert door is not None
-        bounded = projection.bounded_rows(*present_rows(found), self.bounds)
+        # All of them, also those that compiled code leaves out: how many are sent may not depend on what they hold.
+        x, y = (np.asarray(leaf, np.float64)[: seat.size] for leaf in (found.x, found.y))
+        bounded = projection.bounded_rows(x, y, self.bounds)
         released = self.rows.write(door, seat.index, bounded).value
         assert released is not None
         noised = released.reshape(-1, len(self.bounds.all))

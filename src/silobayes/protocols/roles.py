@@ -47,6 +47,7 @@ class Seat:
     noise_multiplier: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AbstractSilo(abc.ABC, Generic[State]):
     """Runs where rows are.
 
