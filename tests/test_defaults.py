@@ -10,11 +10,13 @@ import pytest
 
 import silobayes
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.plans.rules import PublicFacts, settings_of
+from silobayes.plans import plan_of
+from silobayes.plans.rules import Limits, PublicFacts, settings_of
+from silobayes.plans.situation import Situation, Sizes
 from silobayes.protocols.schedule import Schedule
 from silobayes.study import Study
 from tests.engines.cases import MODEL, make_silos, make_study
-from tests.engines.harness import Privatise, ProtocolKind, plan_for
+from tests.engines.harness import Privatise
 
 FACTS = PublicFacts(silo_rows=(500, 2000, 4000), num_parameters=19)
 OWN = {
@@ -46,8 +48,9 @@ def test_every_method_has_settings_that_can_be_planned(privatise):
     study = make_study(privatise=privatise)
     silos = make_silos()
     settings = settings_of(study, PublicFacts.of(MODEL, [silo.num_rows for silo in silos]))
-    assert settings.privatise.value == privatise
-    shards = settings.shards_of(len(silos))
+    assert settings.privatise == privatise
+    found = getattr(settings, "shards", 1)
+    shards = found if isinstance(found, tuple) else (found,) * len(silos)
     assert all(1 <= count <= silo.num_rows for count, silo in zip(shards, silos, strict=True))
     assert (max(shards) > 1) == (privatise in ("local_averaging", "virtual_clients"))
 
@@ -56,17 +59,17 @@ def test_shards_are_in_proportion_to_rows_and_never_too_many():
     study = make_study(privatise="virtual_clients")
     shards = settings_of(study, PublicFacts(silo_rows=(100, 1000, 10), num_parameters=4)).shards
     assert shards == (100, 1000, 10)
-    many = settings_of(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards_of(2)
+    many = settings_of(study, PublicFacts(silo_rows=(10**6, 10**5), num_parameters=40)).shards
     assert sum(many) * 2 * 40 <= 24_000_000
     assert many[0] == pytest.approx(10 * many[1], rel=0.01)
 
 
 def test_a_study_without_privacy_and_one_of_persons():
-    assert settings_of(make_study(mode="none"), FACTS).privatise is Privatise.NONE
-    assert settings_of(make_study(), FACTS).privatise is Privatise.DP_OPTIMISATION
-    assert settings_of(make_study(unit="person"), FACTS).privatise is Privatise.LOCAL_AVERAGING
+    assert settings_of(make_study(mode="none"), FACTS).privatise == Privatise.NONE
+    assert settings_of(make_study(), FACTS).privatise == Privatise.DP_OPTIMISATION
+    assert settings_of(make_study(unit="person"), FACTS).privatise == Privatise.LOCAL_AVERAGING
     persons = settings_of(make_study(unit="person", rows_per_person=4), FACTS)
-    assert (persons.privatise, persons.rows_per_person) == (Privatise.DP_OPTIMISATION, 4)
+    assert persons.privatise == Privatise.DP_OPTIMISATION
     assert persons.clip_norm == settings_of(make_study(), FACTS).clip_norm
 
 
@@ -97,10 +100,11 @@ def test_sampled_rounds_give_every_silo_its_turn():
 
 def test_streaming_vb_is_one_sequential_undamped_pass_of_pvi():
     settings = settings_of(make_study(mode="none", kind="streaming_vb"), FACTS)
-    assert settings.kind is ProtocolKind.PVI
     assert settings.schedule is Schedule.SEQUENTIAL
     assert (settings.rounds, settings.damping) == (1, 1.0)
-    plan = plan_for(MODEL, make_silos(), settings, None)
+    silos, names = make_silos(), ("a", "b", "c", "d")
+    sizes = tuple(Sizes(rows=silo.num_rows, num_features=silo.num_features) for silo in silos)
+    plan = plan_of(Situation.of(make_study(mode="none", kind="streaming_vb"), MODEL, names, sizes))
     assert [visit.silos for visit in plan.visits] == [(0,), (1,), (2,)]
 
 
@@ -108,7 +112,8 @@ def test_the_rules_look_at_public_facts_only():
     """A silo's rows are not among the arguments; of a silo only its size counts."""
     silos = make_silos()
     zeros = [dataclasses.replace(silo, x=0 * silo.x, y=0 * silo.y) for silo in silos]
-    assert PublicFacts.of(MODEL, [silo.num_rows for silo in silos]) == PublicFacts.of(MODEL, zeros)
+    first, second = (PublicFacts.of(MODEL, [silo.num_rows for silo in own]) for own in (silos, zeros))
+    assert first == second
     assert list(inspect.signature(settings_of).parameters) == ["study", "facts"]
 
 
@@ -125,9 +130,9 @@ def test_sizes_follow_what_the_study_declares_and_bounds_what_it_accepts():
     """Three numbers in [-1, 1] and the intercept: squared norm 4; with a spread of a tenth, at most 301."""
     tables = make_study().to_dict()
     tables["data"]["spread"] = dict.fromkeys(tables["data"]["bounds"], 0.1)
-    plain, scaled = (settings_of(study, FACTS) for study in (make_study(), Study.from_dict(tables)))
-    assert plain.x_bound == pytest.approx(2.0)
-    assert scaled.x_bound == pytest.approx(301**0.5)
+    studies = (make_study(), Study.from_dict(tables))
+    assert [Limits.of(study).x for study in studies] == pytest.approx([2.0, 301**0.5])
+    plain, scaled = (settings_of(study, FACTS) for study in studies)
     assert scaled.clip_norm == plain.clip_norm
     tables["data"]["bounds"]["x0"] = ["a", "b", "c"]
     del tables["data"]["spread"]["x0"]

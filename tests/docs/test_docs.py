@@ -215,11 +215,14 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     threat_model = (tmp_path / "site" / "threat-model" / "index.html").read_text(encoding="utf-8")
     assert "Who may be dishonest" in threat_model  # the root file was included, not only its name
+    assert '<a href="../attacks/">Attacks tried</a>' in threat_model  # as seen from the site, not from the root file
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
 def test_links_between_root_files_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)", text, flags=re.MULTILINE)
+    for target in targets:
         if "://" not in target:
             assert (ROOT / target).exists(), f"{page.name}: {target}"
 

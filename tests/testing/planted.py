@@ -14,11 +14,12 @@ from silobayes.privacy.entropy import Entropy
 from silobayes.privacy.mechanisms import AbstractMechanism, GaussianMechanism, LaplaceMechanism, SkellamMechanism
 from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation
-from silobayes.privacy.sampling import PoissonSampler
+from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler
 from tests.testing.methods import FEATURES, MAX_ROWS
 
 CLIP_NORM, STEPS = 1.0, 3
 SAMPLER = PoissonSampler(sample_rate=0.5, max_rows=MAX_ROWS)
+SOME = FixedSizeSampler(batch_size=MAX_ROWS // 2, max_rows=MAX_ROWS)
 RARE = PoissonSampler(sample_rate=0.05, max_rows=MAX_ROWS)
 NOISE = GaussianMechanism(noise_multiplier=2.0)
 OTHER_ROWS = np.random.default_rng(8).normal(size=(MAX_ROWS, FEATURES))
@@ -225,6 +226,30 @@ def never_empty(rows, doors):
     return noisy_sums(rows, doors, batch=batch)
 
 
+def fixed_size_batches_until_one_suits(rows, doors):
+    """Batches are drawn again until the first slot is in one: all that were drawn follow the law, those used do not."""
+
+    def batch(door, silo, step):
+        while True:
+            own = door.batch(SOME)
+            if 0 in own.indices:
+                return own
+
+    return noisy_sums(rows, doors, sampler=SOME, batch=batch)
+
+
+def one_batch_for_two_releases(rows, doors):
+    """Both are priced as if they were over batches of their own."""
+    batches = {}
+
+    def batch(door, silo, step):
+        if step % 2 == 0:
+            batches[silo] = door.batch(SAMPLER)
+        return batches[silo]
+
+    return noisy_sums(rows, doors, batch=batch)
+
+
 class FirstSlotAlways(FreshDraws):
     """A sampler whose first slot is always drawn, in place of another so that sizes are right."""
 
@@ -355,6 +380,8 @@ PLANTS = [
     Plant(noise_from_a_fixed_seed),
     Plant(another_silos_batch),
     Plant(never_empty, Relation.ADD_REMOVE),
+    Plant(fixed_size_batches_until_one_suits),
+    Plant(one_batch_for_two_releases),
     Plant(a_slot_that_is_always_drawn),
     Plant(charge_after_the_draw),
     Plant(abort_on_a_heavy_row),

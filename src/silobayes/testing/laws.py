@@ -3,9 +3,9 @@
 A sum that moves by no more than was priced protects nobody if its noise is a hundredth of what was paid, is the same in
 two silos or in two steps, or is uniform where a Gaussian was priced; nor does a batch that is not drawn as it says.
 Noise is turned into *normal scores*, which are independent standard normal under the priced law. Then: mean squares of
-every single release and of all releases of one price (chi-square), the shape (counts beyond given edges), products of any two
-releases, of two coordinates, and of noise with itself in any other run (given the one factor a sum of products is
-normal, so each has exact tails). Batches: sizes, the share of every slot, overlaps in time and between silos.
+every single release and of all releases of one price (chi-square), the shape (counts beyond given edges), products of
+any two releases, of two coordinates, and of noise with itself in any other run (given the one factor a sum of products
+is normal, so each has exact tails). Batches: sizes, the share of every slot, overlaps in time and between silos.
 
 All tests of one call together reject a right method with probability `FALSE_ALARM`.
 """
@@ -40,13 +40,19 @@ class Released(Protocol):
     """What is needed of a release: `noise` in the event's own units is of `num_shares` equal shares one."""
 
     @property
-    def event(self) -> AbstractEvent: ...
+    def event(self) -> AbstractEvent:
+        """What was priced."""
+        ...
 
     @property
-    def noise(self) -> np.ndarray: ...
+    def noise(self) -> np.ndarray:
+        """What was added; of randomised answers, which were changed."""
+        ...
 
     @property
-    def num_shares(self) -> int: ...
+    def num_shares(self) -> int:
+        """How many equal shares make up the noise that was priced."""
+        ...
 
 
 Batches = Sequence[tuple[Sampler, np.ndarray]]

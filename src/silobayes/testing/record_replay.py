@@ -122,6 +122,7 @@ class RecordingDraws(AbstractDraws):
     log: list[Seen] = field(default_factory=list)
     batches: list[tuple[Sampler, np.ndarray]] = field(default_factory=list)
     open_loops: deque[tuple[AbstractEvent, list[np.ndarray]]] = field(default_factory=deque)
+    waiting: list[tuple[Sampler, np.ndarray]] = field(default_factory=list)
 
     @property
     def is_private(self) -> bool:
@@ -132,6 +133,7 @@ class RecordingDraws(AbstractDraws):
         """See `AbstractDraws`."""
         indices = self.inner.batch(sampler)
         self.batches.append((sampler, indices))
+        self.waiting.append((sampler, indices))
         return indices
 
     def noisy_counts(self, mechanism: AbstractMechanism, bounded: Bounded, event: AbstractEvent) -> np.ndarray:
@@ -160,10 +162,18 @@ class RecordingDraws(AbstractDraws):
     def _batch_of(self, bounded: Bounded) -> np.ndarray | None:
         if bounded.sampling is None:
             return None
-        for sampler, batch in reversed(self.batches):
-            if sampler.sampling == bounded.sampling:
-                return batch
-        raise PrivacyViolation("Expected a batch drawn by the door's sampler, got one made elsewhere.")
+        for place in reversed(range(len(self.waiting))):
+            if self.waiting[place][0].sampling == bounded.sampling:
+                return self.waiting.pop(place)[1]
+        raise PrivacyViolation("Expected a batch drawn by the door's sampler for this release alone, got another one.")
+
+    def check_end(self) -> None:
+        """Every batch was released over: one that was thrown away was not drawn as priced, nor was the one kept."""
+        if self.waiting:
+            raise PrivacyViolation(
+                f"Expected a release over every batch, got {len(self.waiting)} that were drawn and left: "
+                "a batch that is chosen among several does not follow the law of the sampler."
+            )
 
     def answers(self, answers: np.ndarray, event: RandomisedResponseEvent) -> np.ndarray:
         """See `AbstractDraws`."""
@@ -291,7 +301,10 @@ def record(
     """Run `method` on `rows`; returns what it made public and everything it did at its doors."""
     totals, accounts = Totals(), [FreeAccount(relation, unit) for _ in range(num_silos)]
     draws = [RecordingDraws(FreshDraws(Entropy.from_os()), own, totals, colluding) for own in accounts]
-    return _Run(_call(method, rows, accounts, draws), draws, accounts)
+    run = _Run(_call(method, rows, accounts, draws), draws, accounts)
+    for own in draws:
+        own.check_end()
+    return run
 
 
 def _replay(method: Method, rows: Rows, recording: _Run, *, without: int | None = None) -> _Run:
@@ -314,7 +327,8 @@ def _call(method: Method, rows: Rows, accounts: Sequence[FreeAccount], draws: Se
         raise
     except Exception as error:
         raise PrivacyViolation(
-            f"Expected a method that ends whatever a row holds, got {type(error).__name__}: that it stops tells of rows."
+            f"Expected a method that ends whatever a row holds, got {type(error).__name__}: "
+            "that it stops tells of rows."
         ) from error
 
 
