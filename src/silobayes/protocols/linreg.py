@@ -26,7 +26,7 @@ from silobayes.protocols import pvi, statistics
 from silobayes.protocols.etas import to_host
 from silobayes.protocols.roles import AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
-from silobayes.protocols.statistics import AbstractAnsweringServer, AbstractSummingSilo, eta_of, present_rows
+from silobayes.protocols.statistics import AbstractAnsweringServer, AbstractSummingSilo, eta_of
 
 
 class ServerState(statistics.ServerState):
