@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from silobayes.core.errors import InvalidInput
+from silobayes.report.planning import plan
 from silobayes.study import Study, encode_silos, load_silos
 from tests.data.studies import changed, rows
 
@@ -274,9 +275,12 @@ def test_splits_by_label(tmp_path, silos, sizes):
     assert [silo.num_rows for silo in loaded] == sizes
 
 
-def test_fewer_rows_than_shards_are_refused(tmp_path):
-    write(tmp_path, rows(40))
-    assert refusal(tmp_path, changed(protocol={"shards": 21})).key == "protocol.shards"
-    assert len(load_silos(Study.from_dict(changed(protocol={"shards": 20})), tmp_path)[0]) == 2
-    with pytest.raises(InvalidInput, match=r"protocol\.shards"):
-        encode_silos(Study.from_dict(changed(protocol={"shards": 41})), {"north": rows(40)})
+def test_fewer_rows_than_shards_are_refused():
+    def planned(shards, sizes):
+        study = Study.from_dict(changed(protocol={"privatise": "virtual_clients", "shards": shards}))
+        return plan(study, sizes)
+
+    assert len(planned(20, [20, 20]).silos) == 2
+    for shards, sizes in ((21, [20, 20]), (41, [40, 40])):
+        with pytest.raises(InvalidInput, match=r"protocol\.shards"):
+            planned(shards, sizes)

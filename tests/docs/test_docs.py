@@ -29,10 +29,13 @@ from click.testing import CliRunner
 from silobayes import families
 from silobayes.cli.main import main
 from silobayes.families import AbstractFamily
+from silobayes.plans import METHODS
 from silobayes.privacy.events import _REGISTRY, Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Run where what they add to the package is there (test_adding_a_method).
+OWN_TESTS = (ROOT / "docs" / "adding-a-method.md",)
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OWN_TESTS)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ENVIRONMENT = {**os.environ, "COLUMNS": "120", "PYTHONUTF8": "1", "MPLBACKEND": "agg"}
 ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -241,6 +244,20 @@ def test_every_mechanism_is_described_with_its_keys() -> None:
         keys = {field.name for field in fields(Sampling if name == "sampling" else _REGISTRY[name])}
         assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == keys - common, name
     assert common <= set(re.findall(r"^\| `(\w+)`", page, flags=re.MULTILINE))
+
+
+def test_every_key_of_every_method_is_described_and_no_other() -> None:
+    page = (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8")
+    section = page.split("## `[protocol]`")[1].split("\n## ")[0]
+    keys = {field.name for method in METHODS.values() for field in fields(method.keys)}
+    assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == keys
+
+
+def test_every_method_is_described() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for method in METHODS.values():
+        assert f"`{method.kind}`" in page
+        assert f"`{method.privatise}`" in page or f'privatise = "{method.privatise}"' in page
 
 
 def test_every_family_is_described() -> None:

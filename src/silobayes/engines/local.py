@@ -187,7 +187,7 @@ def _go_on(
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}
-        crossed = communications(plan, settings.rounds, study.aggregation)
+        crossed = communications(plan, getattr(settings, "rounds", 1), study.aggregation)
         directory.finish({"metrics": metrics, "communications": crossed, "timing": timing}, certificate)
     return posterior
 

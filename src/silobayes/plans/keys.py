@@ -60,14 +60,6 @@ _BELOW_ONE = number(math.nextafter(1.0, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnceKeys(MethodKeys):
-    """Of methods that ask once."""
-
-    rounds: int | None = key(count(LARGEST_ROUNDS), "how often each silo is visited", "1")
-    posterior: PosteriorKind | None = key(member(PosteriorKind), "mean_field | full", '"mean_field"')
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoundKeys(MethodKeys):
     """Of methods with rounds."""
 

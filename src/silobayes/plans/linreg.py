@@ -21,9 +21,7 @@ from silobayes.plans.keys import (
 )
 from silobayes.plans.rules import PublicFacts, common_rules
 from silobayes.plans.situation import Situation
-from silobayes.privacy.clipping import Bounded
-from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent
-from silobayes.privacy.ledger import Budget
+from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import OpenSum, PrivateSum
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.protocols import linreg
@@ -54,9 +52,9 @@ def plan(situation: Situation) -> Plan:
     paid: tuple[AbstractEvent, ...] = ()
     if settings.projection:
         share = dataclasses.replace(budget, epsilon=settings.first_share * budget.epsilon)
-        first = _query(situation, projection.bounded_squares(x, y, bounds), share)
+        first = situation.sum_once(projection.bounded_squares(x, y, bounds), share)
         paid = (first.event(0),)
-    second = _query(situation, projection.bounded_moments(x, y, bounds.all, bounds), budget, paid)
+    second = situation.sum_once(projection.bounded_moments(x, y, bounds.all, bounds), budget, paid)
     (noise,) = second.noise_of(range(situation.num_silos))
     moments = linreg.MomentsSilo(bounds=bounds, query=second)
     silos: tuple[AbstractSilo, ...] = (moments,)
@@ -100,12 +98,6 @@ def plan_input_perturbation(situation: Situation) -> Plan:
         server=linreg.InputServer(**_common(situation), query=query, noise_std=noise_std),
         numbers=situation.numbers,
     )
-
-
-def _query(situation: Situation, empty: Bounded, budget: Budget, besides: tuple[AbstractEvent, ...] = ()) -> PrivateSum:
-    sums, everybody = situation.sums, situation.num_silos
-    noise = least_noise(lambda std: sums.mechanism(std).event(empty, budget.relation), budget, besides=besides)
-    return sums.private([empty] * everybody, [noise] * everybody, budget, num_terms=max(situation.rows), num_sums=1)
 
 
 def _common(situation: Situation) -> dict[str, Any]:
@@ -170,7 +162,7 @@ def _open(situation: Situation) -> Plan:
 
 _CHECKS = (check_schedule, only_schedule(Schedule.SYNCHRONOUS), only_models(ModelKind.LINEAR_REGRESSION))
 _COMMON: dict[str, Any] = {"kind": "linreg", "rules": _rules, "models": "linear regression with known noise"}
-_PRIVATE: dict[str, Any] = {"units": (Unit.ROW,), "noise": frozenset({DiscreteGaussianEvent}), "knows_noise": True}
+_PRIVATE: dict[str, Any] = {"units": (Unit.ROW,), "knows_noise": True}
 METHODS = (
     Method(
         **_COMMON,
@@ -178,7 +170,6 @@ METHODS = (
         keys=pvi.StepKeys,
         plan=_open,
         checks=_CHECKS,
-        default_for=lambda unit, can_sample_persons: unit is None,
         summary="exact linear regression without privacy",
         releases="exact results",
         units=(),
@@ -192,7 +183,6 @@ METHODS = (
         keys=SumsKeys,
         plan=plan,
         checks=(*_CHECKS, _check_share),
-        default_for=lambda unit, can_sample_persons: unit is not None,
         summary="linear regression with projection, from two private sums",
         releases="sums of squares, then of squares and products of the columns, once each",
         leaves=_leaves,
@@ -205,7 +195,6 @@ METHODS = (
         keys=RoundKeys,
         plan=plan_input_perturbation,
         checks=_CHECKS,
-        default_for=lambda unit, can_sample_persons: False,
         summary="linear regression from rows that are noised one by one",
         releases="every row, once",
         leaves=lambda study: "every row by itself, clipped and with noise, once.",

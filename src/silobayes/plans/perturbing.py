@@ -23,7 +23,7 @@ from silobayes.plans.keys import (
 from silobayes.plans.pvi import ONE_PASS
 from silobayes.plans.rules import PublicFacts, common_rules, is_summed, num_uncentred
 from silobayes.plans.situation import Situation
-from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent
+from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.relation import Unit
 from silobayes.protocols import clip_norms, perturbed, pvi
 from silobayes.protocols.ball import Ball, no_change
@@ -210,7 +210,6 @@ _COMMON: dict[str, Any] = {
     "plan": plan,
     "models": "regressions and networks",
     "shares": True,
-    "noise": frozenset({DiscreteGaussianEvent}),
 }
 _PERTURBATION: dict[str, Any] = _COMMON | {
     "privatise": "parameter_perturbation",
@@ -231,7 +230,6 @@ _AVERAGING: dict[str, Any] = _COMMON | {
 _SHARDS: dict[str, Any] = _COMMON | {
     "privatise": _VIRTUAL,
     "keys": ShardKeys,
-    "default_for": lambda unit, can_sample_persons: False,
     "releases": "the sum of the clipped changes of fixed shards with factors of their own, once a visit",
     "units": (Unit.ROW, Unit.PERSON),
     "leaves": _leaves("the sum, with {noise}, of the clipped changes that fixed random parts of its rows ask for."),

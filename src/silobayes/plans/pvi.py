@@ -137,7 +137,6 @@ def _private_streaming_rules(study: Study, facts: PublicFacts, keys: Any) -> dic
 
 _OPEN: dict[str, Any] = {
     "privatise": "none",
-    "default_for": lambda unit, can_sample_persons: unit is None,
     "releases": "exact results",
     "models": "every model",
     "units": (),
@@ -162,10 +161,6 @@ OPTIMISATION: dict[str, Any] = {
 def _rows_or_sampled_persons(unit: Unit | None, can_sample_persons: bool) -> bool:
     """Batches of persons need public facts that dealing persons to shards does not."""
     return unit is Unit.ROW or (unit is Unit.PERSON and can_sample_persons)
-
-
-def _any_unit(unit: Unit | None, can_sample_persons: bool) -> bool:
-    return unit is not None
 
 
 _ONCE = (check_schedule, only_schedule(Schedule.SYNCHRONOUS), one_round)
@@ -206,7 +201,6 @@ METHODS = (
         plan=plan_committee,
         rules=_private_committee_rules,
         checks=(*_ONCE, check_batches),
-        default_for=_any_unit,
         summary="Bayesian committee machine: every silo alone, once, by DP-SGD",
     ),
     Method(

@@ -142,10 +142,10 @@ def settings_of(study: Study, facts: PublicFacts) -> Any:
     rules = {**_ALWAYS, **study.method.rules(study, facts, keys)}
     open_keys = [name for name in rules if hasattr(keys, name) and getattr(keys, name) in (None, QUANTILE)]
     settings = dataclasses.replace(keys, privatise=study.method.privatise, **{name: rules[name] for name in open_keys})
-    steps = getattr(settings, "steps", 1)
-    if not settings.rounds * steps <= LARGEST_RELEASES:
+    rounds, steps = getattr(settings, "rounds", 1), getattr(settings, "steps", 1)
+    if not rounds * steps <= LARGEST_RELEASES:
         expected, fix = f"rounds x steps <= {LARGEST_RELEASES}", "Take fewer rounds or steps."
-        raise InvalidInput("protocol.rounds", expected, f"{settings.rounds} x {steps}", fix)
+        raise InvalidInput("protocol.rounds", expected, f"{rounds} x {steps}", fix)
     return settings
 
 

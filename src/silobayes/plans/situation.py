@@ -13,12 +13,14 @@ from silobayes.inference.coordinates import num_coordinates
 from silobayes.inference.layouts import AbstractLayout, PersonSlots, person_slots, row_slots
 from silobayes.inference.solvers import LocalOptimum
 from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
-from silobayes.plans.calibration import Sums, noise_multipliers
+from silobayes.plans.calibration import Sums, least_noise, noise_multipliers
 from silobayes.plans.keys import PosteriorKind
 from silobayes.plans.rules import Limits, PublicFacts, settings_of
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.events import AbstractEvent, Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.loops import StepPlan
+from silobayes.privacy.queries import PrivateSum
 from silobayes.privacy.relation import Unit
 from silobayes.privacy.sampling import FixedSizeSampler, PoissonSampler, Sampler
 from silobayes.protocols import pvi
@@ -109,7 +111,7 @@ class Situation:
     @cached_property
     def family(self) -> GaussianFamily:
         """Of the posterior."""
-        if self.settings.posterior is PosteriorKind.FULL:
+        if getattr(self.settings, "posterior", None) is PosteriorKind.FULL:
             return FullGaussian(dimension=self.model.dim)
         return MeanFieldGaussian(event_shape=(self.model.dim,))
 
@@ -140,7 +142,7 @@ class Situation:
         return visits(
             getattr(self.settings, "schedule", Schedule.SYNCHRONOUS),
             num_silos=self.num_silos,
-            num_rounds=self.settings.rounds,
+            num_rounds=getattr(self.settings, "rounds", 1),
             silos_per_round=getattr(self.settings, "clients_per_round", None),
             seed=self.seed,
         )
@@ -159,6 +161,14 @@ class Situation:
     def numbers(self) -> int:
         """Of the natural parameters."""
         return len(flatten_eta(self.eta_p))
+
+    def sum_once(
+        self, empty: Bounded, budget: Budget | None = None, besides: tuple[AbstractEvent, ...] = ()
+    ) -> PrivateSum:
+        """A sum over all silos of one answer like `empty` each, with the least noise; by default for all of epsilon."""
+        budget, everybody = budget or self.paid, self.num_silos
+        noise = least_noise(lambda std: self.sums.mechanism(std).event(empty, budget.relation), budget, besides=besides)
+        return self.sums.private([empty] * everybody, [noise] * everybody, budget, num_terms=max(self.rows), num_sums=1)
 
     @property
     def by_person(self) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
-from silobayes.plans.calibration import least_noise
 from silobayes.plans.checks import known_noise
 from silobayes.plans.keys import (
     HybridKeys,
@@ -91,11 +90,8 @@ def _bounds(situation: Situation) -> statistics.RowBounds:
 
 
 def _query(situation: Situation, budget: Budget) -> PrivateSum:
-    dim, sums = situation.sizes[0].num_features, situation.sums
-    empty = _bounds(situation).bounded(np.zeros((0, dim)), np.zeros(0))
-    noise = least_noise(lambda std: sums.mechanism(std).event(empty, budget.relation), budget)
-    everybody = situation.num_silos
-    return sums.private([empty] * everybody, [noise] * everybody, budget, num_terms=max(situation.rows), num_sums=1)
+    empty = _bounds(situation).bounded(np.zeros((0, situation.sizes[0].num_features)), np.zeros(0))
+    return situation.sum_once(empty, budget)
 
 
 def _check_hybrid(situation: Situation) -> None:
@@ -131,13 +127,11 @@ _STATISTICS: dict[str, Any] = {
     "privatise": "sufficient_statistics",
     "keys": RoundKeys,
     "plan": plan,
-    "default_for": lambda unit, can_sample_persons: False,
     "releases": "sums of squares and products of the columns, once",
     "models": "linear regression with known noise",
     "units": (Unit.ROW,),
     "leaves": lambda study: "sums of clipped squares and products of its columns, with {noise}, once.",
     "shares": True,
-    "noise": frozenset({DiscreteGaussianEvent}),
     "knows_noise": True,
 }
 METHODS = (
@@ -155,7 +149,6 @@ METHODS = (
         plan=plan_hybrid,
         rules=_hybrid_rules,
         checks=(check_schedule, check_batches, _LINEAR),
-        default_for=lambda unit, can_sample_persons: False,
         summary="an analytic start from noisy statistics, then DP optimisation",
         releases="sums of squares and products of the columns, once; then gradients",
         models="linear regression with known noise",

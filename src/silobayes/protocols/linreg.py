@@ -11,78 +11,51 @@ silo sends is the second moments of its noised rows.
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 
 from silobayes.inference import projection
 from silobayes.inference.noisy_statistics import GaussianPosterior
 from silobayes.inference.projection import Bounds
 from silobayes.inference.solvers import AllRows
-from silobayes.models.base import GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
-from silobayes.posteriors import Posterior
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
-from silobayes.protocols import pvi
-from silobayes.protocols.etas import Eta, eta_info, to_host
-from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols import pvi, statistics
+from silobayes.protocols.etas import to_host
+from silobayes.protocols.roles import AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
-from silobayes.protocols.statistics import eta_of, present_rows, usable_answer
+from silobayes.protocols.statistics import AbstractAnsweringServer, AbstractSummingSilo, eta_of
 
 
-class ServerState(eqx.Module):
+class ServerState(statistics.ServerState):
     """The box that rows are projected onto (the bounds, then the thresholds), its bias, and the answer; all public."""
 
-    eta_q: Eta
     box: np.ndarray
     bias: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AbstractSummingSilo(AbstractSilo[tuple[()]]):
-    """Answers with one clipped sum and keeps nothing."""
-
-    bounds: Bounds
-    query: PrivateSum
-    solve: AllRows = field(default_factory=AllRows)
-
-    def init(self, seat: Seat) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
-        """One release a visit."""
-        return (pvi.repeated(self.query.event(seat.index), num_visits),)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SquaresSilo(AbstractSummingSilo):
     """The first sum."""
 
-    def reply(
-        self, door: Door | None, seat: Seat, own: tuple[()], down: np.ndarray, found: Any
-    ) -> tuple[tuple[()], Message]:
-        """See `AbstractSilo`."""
-        assert door is not None
-        return own, self.query.write(door, seat.index, projection.bounded_squares(*present_rows(found), self.bounds))
+    bounds: Bounds
+
+    def bounded(self, x: np.ndarray, y: np.ndarray, down: np.ndarray) -> Bounded:
+        """See `AbstractSummingSilo`."""
+        return projection.bounded_squares(x, y, self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MomentsSilo(AbstractSummingSilo):
     """The second sum, of rows projected onto the box that comes down."""
 
-    def reply(
-        self, door: Door | None, seat: Seat, own: tuple[()], down: np.ndarray, found: Any
-    ) -> tuple[tuple[()], Message]:
-        """See `AbstractSilo`."""
-        assert door is not None
-        bounded = projection.bounded_moments(*present_rows(found), np.asarray(down), self.bounds)
-        return own, self.query.write(door, seat.index, bounded)
+    bounds: Bounds
+
+    def bounded(self, x: np.ndarray, y: np.ndarray, down: np.ndarray) -> Bounded:
+        """See `AbstractSummingSilo`."""
+        return projection.bounded_moments(x, y, np.asarray(down), self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,13 +92,10 @@ class RowsSilo(AbstractSilo[tuple[()]]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AbstractLinregServer(AbstractServer[ServerState]):
+class AbstractLinregServer(AbstractAnsweringServer[ServerState]):
     """What both kinds of servers share; `num_rows` is the public number of all silos' rows."""
 
     model: LinearRegression
-    family: GaussianFamily
-    names: tuple[str, ...]
-    eta_p: Eta
     bounds: Bounds
     num_rows: int
 
@@ -141,17 +111,6 @@ class AbstractLinregServer(AbstractServer[ServerState]):
         """The state with an answer."""
         eta_q = to_host(eta_of(answer, self.family))
         return Merged(state=ServerState(eta_q=eta_q, box=state.box, bias=state.bias), counted=True)
-
-    def posterior(self, state: ServerState) -> Posterior:
-        """See `AbstractServer`."""
-        return Posterior(family=self.family, eta=self._usable(state), names=self.names, model=self.model)
-
-    def info(self, state: ServerState) -> dict[str, Any]:
-        """The answer."""
-        return eta_info(self._usable(state))
-
-    def _usable(self, state: ServerState) -> Eta:
-        return usable_answer(state.eta_q, self.family, self.eta_p)
 
     @property
     def known(self) -> dict[str, float]:

@@ -4,9 +4,10 @@ Each silo releases `(sum x x', sum x y)` once, one joint mechanism; the rest is 
 about the noise. The bounds are public: rows are pulled back to them.
 """
 
+import abc
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from silobayes.families import FullGaussian
 from silobayes.inference.noisy_statistics import GaussianPosterior, bounded_statistics, noise_aware_posterior
 from silobayes.inference.solvers import AllRows, usable
-from silobayes.models.base import GaussianFamily
+from silobayes.models.base import AbstractModel, GaussianFamily
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.posteriors import Posterior
 from silobayes.privacy.clipping import Bounded, unpack_symmetric
@@ -47,14 +48,17 @@ def present_rows(found: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StatisticsSilo(AbstractSilo[Any]):
-    """Releases its statistics; keeps nothing."""
+class AbstractSummingSilo(AbstractSilo[tuple[()]]):
+    """Answers with one clipped sum over its rows, and keeps nothing."""
 
-    bounds: RowBounds
     query: PrivateSum
     solve: AllRows = field(default_factory=AllRows)
 
-    def init(self, seat: Seat) -> Any:
+    @abc.abstractmethod
+    def bounded(self, x: np.ndarray, y: np.ndarray, down: Any) -> Bounded:
+        """The sum over these rows, clipped to what comes down or to what is public anyway."""
+
+    def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""
         return ()
 
@@ -62,32 +66,60 @@ class StatisticsSilo(AbstractSilo[Any]):
         """Nothing."""
         return ()
 
-    def reply(self, door: Door | None, seat: Seat, own: Any, down: Any, found: Any) -> tuple[Any, Message]:
+    def reply(self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any) -> tuple[tuple[()], Message]:
         """See `AbstractSilo`."""
         assert door is not None
-        return own, self.query.write(door, seat.index, self.bounds.bounded(*present_rows(found)))
+        return own, self.query.write(door, seat.index, self.bounded(*present_rows(found), down))
 
     def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
-        """The statistics."""
+        """One release a visit."""
         return (pvi.repeated(self.query.event(seat.index), num_visits),)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StatisticsSilo(AbstractSummingSilo):
+    """Releases its statistics."""
+
+    bounds: RowBounds
+
+    def bounded(self, x: np.ndarray, y: np.ndarray, down: tuple[()]) -> Bounded:
+        """See `AbstractSummingSilo`."""
+        return self.bounds.bounded(x, y)
+
+
 class ServerState(eqx.Module):
-    """The answer's natural parameters: the prior's until the statistics are there."""
+    """The answer's natural parameters: the prior's until the sums are there."""
 
     eta_q: Eta
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StatisticsServer(AbstractServer[ServerState]):
-    """Makes the posterior that knows about the noise of the statistics."""
+State = TypeVar("State", bound=ServerState)
 
-    model: LinearRegression
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AbstractAnsweringServer(AbstractServer[State], Generic[State]):
+    """Whose state has the answer as it is, at best a proper posterior."""
+
+    model: AbstractModel
     family: GaussianFamily
     names: tuple[str, ...]
     eta_p: Eta
-    bounds: RowBounds
-    query: PrivateSum
+
+    def posterior(self, state: State) -> Posterior:
+        """See `AbstractServer`."""
+        return Posterior(family=self.family, eta=self._usable(state), names=self.names, model=self.model)
+
+    def info(self, state: State) -> dict[str, Any]:
+        """The answer."""
+        return eta_info(self._usable(state))
+
+    def _usable(self, state: State) -> Eta:
+        return usable(self.family, to_single(state.eta_q), precision_floor(self.eta_p))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AbstractOnceServer(AbstractAnsweringServer[ServerState]):
+    """Knows the prior until it has asked once."""
 
     def init(self) -> ServerState:
         """The prior."""
@@ -97,21 +129,19 @@ class StatisticsServer(AbstractServer[ServerState]):
         """Nothing."""
         return ()
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StatisticsServer(AbstractOnceServer):
+    """Makes the posterior that knows about the noise of the statistics."""
+
+    model: LinearRegression
+    bounds: RowBounds
+    query: PrivateSum
+
     def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
         """See `AbstractServer`."""
         answer = answer_of(self.query.read(total), self.model, self.bounds)
         return Merged(state=ServerState(eta_q=to_host(eta_of(answer, self.family))), counted=True)
-
-    def posterior(self, state: ServerState) -> Posterior:
-        """See `AbstractServer`."""
-        return Posterior(family=self.family, eta=self._usable(state), names=self.names, model=self.model)
-
-    def info(self, state: ServerState) -> dict[str, Any]:
-        """The answer."""
-        return eta_info(self._usable(state))
-
-    def _usable(self, state: ServerState) -> Eta:
-        return usable_answer(state.eta_q, self.family, self.eta_p)
 
 
 def answer_of(statistics: Answer, model: LinearRegression, bounds: RowBounds) -> GaussianPosterior:
@@ -134,8 +164,3 @@ def eta_of(answer: GaussianPosterior, family: GaussianFamily) -> Eta:
     full = FullGaussian(dimension=len(answer.mean))
     eta = full.from_standard(mean=jnp.asarray(answer.mean), covariance=jnp.asarray(answer.covariance))
     return eta if isinstance(family, FullGaussian) else full.to_mean_field(eta)
-
-
-def usable_answer(eta_q: Eta, family: GaussianFamily, eta_p: Eta) -> Eta:
-    """The proper version of an answer."""
-    return usable(family, to_single(eta_q), precision_floor(eta_p))

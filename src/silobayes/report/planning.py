@@ -152,7 +152,7 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             for name, count, people, own in zip(names, rows, numbers, events, strict=True)
         ),
         num_parameters=model.dim,
-        num_messages=communications(made, settings.rounds, study.aggregation)["messages"],
+        num_messages=communications(made, getattr(settings, "rounds", 1), study.aggregation)["messages"],
         widths=expected_widths(
             study,
             model,

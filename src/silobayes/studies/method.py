@@ -1,11 +1,11 @@
 """What a study and the reports on it need to know of a method. The methods themselves are in `plans`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from silobayes.core.errors import InvalidInput
-from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent
 from silobayes.privacy.relation import Unit
 from silobayes.studies.keys import check_keys
 
@@ -31,43 +31,43 @@ class Method:
     Attributes:
         kind: `protocol.kind`.
         privatise: `protocol.privatise`.
-        keys: The keys that its section has.
         plan: From public facts to the roles.
-        rules: Values for all keys that a study leaves out, from the study, public facts and the keys that it sets.
-        checks: Refuse studies that it cannot run.
-        default_for: Whether it is what a study of this kind gets that does not say `privatise`, by the unit (None: mode
-            none) and whether batches of persons can be drawn.
         summary: What it does, in a line.
         releases: What leaves a silo, in a few words.
         models: For which models, in a few words.
         units: Whom it can protect; none without privacy.
         leaves: The rest of the sentence "Each site sends ..."; `{noise}` stands for the noise or a share of it.
+        keys: The keys that its section has.
+        rules: Values for all keys that a study leaves out, from the study, public facts and the keys that it sets.
+        checks: Refuse studies that it cannot run.
+        default_for: Whether a study of this kind gets it that does not say `privatise`, by the unit and whether batches
+            of persons can be drawn. Where no method says so it is the first that has privacy, or has none, as asked.
         shares: Whether, inside a sum, a silo's message is a share that is too little by itself.
         loops: Whether a visit is a loop of `steps` releases on batches.
         first_releases: Releases before the first such loop.
         free_visits: Visits after those and before the first such loop, which release nothing new.
-        noise: Kinds of events that a silo pays for where it adds its own noise.
+        noise: Kinds of events that a silo pays for where it adds its own noise. `silobayes verify` checks it.
         knows_noise: Whether the posterior includes the privacy noise.
         expects_widths: Whether `silobayes plan` can tell the widths of coefficients.
     """
 
     kind: str
     privatise: str
-    keys: type[MethodKeys]
     plan: Callable[[Any], Any]
-    rules: Callable[[Any, Any, Any], dict[str, Any]]
-    checks: tuple[Callable[[Any], None], ...] = ()
-    default_for: Callable[[Unit | None, bool], bool]
     summary: str
     releases: str
     models: str
     units: tuple[Unit, ...]
     leaves: Callable[[Any], str]
+    keys: type[MethodKeys] = MethodKeys
+    rules: Callable[[Any, Any, Any], dict[str, Any]] = lambda study, facts, keys: {}
+    checks: tuple[Callable[[Any], None], ...] = ()
+    default_for: Callable[[Unit | None, bool], bool] = lambda unit, can_sample_persons: False
     shares: bool = False
     loops: bool = False
     first_releases: int = 0
     free_visits: int = 0
-    noise: frozenset[type[AbstractEvent]] = frozenset()
+    noise: frozenset[type[AbstractEvent]] = frozenset({DiscreteGaussianEvent})
     knows_noise: bool = False
     expects_widths: bool = False
 
@@ -91,6 +91,15 @@ def registered() -> Methods:
     return _REGISTERED
 
 
+def default_of(methods: Sequence[Method], unit: Unit | None, can_sample_persons: bool) -> Method:
+    """What a study gets that names one kind of methods and no `privatise`; `unit` is None without privacy."""
+    fitting = [method for method in methods if bool(method.units) == (unit is not None)]
+    if not fitting:
+        needed, got = ("dp", "none") if unit is None else ("none", "dp")
+        raise InvalidInput("privacy.mode", f"{needed} with {methods[0].kind}", got, "Change it, or protocol.kind.")
+    return next((method for method in fitting if method.default_for(unit, can_sample_persons)), fitting[0])
+
+
 def method_of(table: Mapping[str, Any], unit: Unit | None, can_sample_persons: bool, methods: Methods) -> Method:
     """The method that [protocol] asks for; `unit` is None without privacy."""
     kind = table.get("kind", "pvi")
@@ -100,7 +109,7 @@ def method_of(table: Mapping[str, Any], unit: Unit | None, can_sample_persons: b
     own = {privatise: method for (of, privatise), method in methods.items() if of == kind}
     privatise = table.get("privatise")
     if privatise is None:
-        return next(method for method in own.values() if method.default_for(unit, can_sample_persons))
+        return default_of(list(own.values()), unit, can_sample_persons)
     if unit is None and privatise != "none":
         got, fix = privatise, "Remove it or set privacy.mode = dp."
         raise InvalidInput("protocol.privatise", "none with privacy.mode = none", got, fix)

@@ -5,7 +5,7 @@ from importlib import resources
 
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy.relation import Unit
-from silobayes.studies.method import Method, Methods
+from silobayes.studies.method import Method, Methods, default_of
 
 _COLUMN = 34
 
@@ -23,20 +23,19 @@ def template(method: Method, *, is_default: bool) -> str:
 
 
 def _section(method: Method, is_default: bool) -> str:
-    chosen = _line("privatise", f'"{method.privatise}"', method.summary)
     lines = [
         "[protocol]",
         _line("kind", f'"{method.kind}"', "`silobayes methods` lists all; --method writes the keys of another one"),
-        f"# {chosen}" if is_default else chosen,
+        _line("# privatise" if is_default else "privatise", f'"{method.privatise}"', method.summary),
     ]
     for field in dataclasses.fields(method.keys):
         if "example" in field.metadata:
-            lines.append("# " + _line(field.name, field.metadata["example"], field.metadata["meaning"]))
+            lines.append(_line(f"# {field.name}", field.metadata["example"], field.metadata["meaning"]))
     return "\n".join(lines)
 
 
 def _line(key: str, value: str, meaning: str) -> str:
-    return f"{key} = {value}".ljust(_COLUMN - 2) + f"# {meaning}"
+    return f"{key} = {value} ".ljust(_COLUMN) + f"# {meaning}"
 
 
 def by_name(name: str, methods: Methods) -> Method:
@@ -48,7 +47,6 @@ def by_name(name: str, methods: Methods) -> Method:
         if alike in own:
             return own[alike]
     of_kind = [method for method in own.values() if method.kind == name]
-    for method in of_kind:
-        if method.default_for(Unit.ROW, False):
-            return method
+    if of_kind:
+        return default_of(of_kind, Unit.ROW if any(method.units for method in of_kind) else None, False)
     raise InvalidInput("--method", f"one of {', '.join(own)}", name, "`silobayes methods` says what each does.")
