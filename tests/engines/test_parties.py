@@ -63,8 +63,8 @@ class Ready:
         # Silos of one shape, but where a sum needs more of them.
         silos = case.silos if case.aggregation else dict(list(case.silos.items())[1:])
         inputs = read_inputs(case.study, silos, model=None)
-        settings, _, plan = _prepare(inputs)
-        return cls(plan=plan, silos=list(inputs.silos), section=settings.aggregation)
+        _, _, plan = _prepare(inputs)
+        return cls(plan=plan, silos=list(inputs.silos), section=inputs.study.aggregation)
 
     def parties(self, case: Case, silos: list[Silo], account: FreeAccount) -> LocalParties:
         """The draws of a silo in a visit are the same, whoever else is asked."""
@@ -149,8 +149,8 @@ def test_steps_in_one_loop_are_steps_one_by_one(name):
         seats = tuple(dataclasses.replace(seat, noise_multiplier=1e-9) for seat in plan.seats)
         plan = dataclasses.replace(plan, seats=seats)
     states = []
-    for stretches in (True, False):
-        own = dataclasses.replace(ready, plan=dataclasses.replace(plan, stretches=stretches))
+    for stretch in (plan.stretch, None):
+        own = dataclasses.replace(ready, plan=dataclasses.replace(plan, stretch=stretch))
         parties, state = own.parties(case, own.silos, account_of(case)), plan.server.init()
         for visit in plan.visits:
             state = make_visit(own.plan, parties, state, visit)
