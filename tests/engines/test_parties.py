@@ -63,8 +63,8 @@ class Ready:
         # Silos of one shape, but where a sum needs more of them.
         silos = case.silos if case.aggregation else dict(list(case.silos.items())[1:])
         inputs = read_inputs(case.study, silos, model=None)
-        settings, _, plan = _prepare(inputs)
-        return cls(plan=plan, silos=list(inputs.silos), section=settings.aggregation)
+        _, _, plan = _prepare(inputs)
+        return cls(plan=plan, silos=list(inputs.silos), section=inputs.study.aggregation)
 
     def parties(self, case: Case, silos: list[Silo], account: FreeAccount) -> LocalParties:
         """The draws of a silo in a visit are the same, whoever else is asked."""

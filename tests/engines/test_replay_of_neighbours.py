@@ -133,7 +133,7 @@ def run(study: Study, frame: pd.DataFrame, place: Path, monkeypatch: pytest.Monk
     ((silos, parties),) = kept["planned"]
     stacks = parties._stacks
     rows = {m: np.asarray(stack.rows.x[at]) for stack in stacks for at, m in enumerate(stack.members.tolist())}
-    by_shard = study.protocol.privatise is not Privatise.DP_OPTIMISATION
+    by_shard = study.protocol.privatise != Privatise.DP_OPTIMISATION
     first = [kept["factors"][0][m] for m in sorted(rows)]
     shown = shown_by(out) | {"progress": kept["progress"], "said": said.getvalue(), "warned": [str(w) for w in warned]}
     return Seen(
