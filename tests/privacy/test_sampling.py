@@ -72,7 +72,7 @@ def test_what_is_charged_is_the_chance_that_a_batch_is_cut(sampler):
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_a_loop_of_full_batches_keeps_them_whole(sampler):
     plan = StepPlan(sampler=sampler, num_steps=3, clip_norm=1.0, noise_multiplier=1.0, dimension=2)
-    inputs = open_steps(door_of(FirstRowsEntropy(EVERYBODY)), plan).inputs
+    inputs = open_steps(door_of(FirstRowsEntropy(EVERYBODY)), plan)
     for indices, mask in zip(inputs.indices, inputs.mask, strict=True):
         assert indices[mask].tolist() == list(range(sampler.capacity))
 
@@ -80,7 +80,7 @@ def test_a_loop_of_full_batches_keeps_them_whole(sampler):
 def test_a_fixed_size_batch_is_never_cut():
     sampler = FixedSizeSampler(batch_size=7, max_rows=20)
     plan = StepPlan(sampler=sampler, num_steps=40, clip_norm=1.0, noise_multiplier=1.0, dimension=2)
-    inputs = open_steps(door_of(Entropy.not_private(1)), plan).inputs
+    inputs = open_steps(door_of(Entropy.not_private(1)), plan)
     assert inputs.mask.all()
     assert inputs.mask.shape == (40, 7)
     assert sampler.sampling.overflow == 0.0
@@ -92,6 +92,6 @@ def test_a_compiled_sum_is_over_the_whole_batch_however_unusual(which):
     sampler = SAMPLERS[1]
     assert usual_part(sampler.capacity) < sampler.capacity
     plan = StepPlan(sampler=sampler, num_steps=2, clip_norm=1.0, noise_multiplier=1.0, dimension=6)
-    inputs = open_steps(door_of(FirstRowsEntropy(EVERYBODY)), plan).inputs
+    inputs = open_steps(door_of(FirstRowsEntropy(EVERYBODY)), plan)
     total = first_sum(which, inputs, num_rows=sampler.max_rows, clip_norm=1.0)
     assert np.linalg.norm(total) == pytest.approx(sampler.capacity, rel=2e-3)
