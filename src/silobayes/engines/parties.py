@@ -18,7 +18,7 @@ from silobayes.inference.rows import Rows
 from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.door import Door
 from silobayes.privacy.queries import Message, Total
-from silobayes.protocols.roles import Merged, Plan
+from silobayes.protocols.roles import AbstractSilo, Merged, Plan
 from silobayes.protocols.schedule import Visit
 from silobayes.secure.sums import AbstractSum
 from silobayes.studies.study import AggregationSection
@@ -77,7 +77,7 @@ class LocalParties(AbstractParties):
         drawn = [silo.draw(self._door(m, visit), seats[m], visit) for m in visit.silos]
         found: list[Any] = [()] * len(visit.silos)
         if silo.solve is not None:
-            found = self._solve(silo.solve, visit, down, drawn)
+            found = self._solve(silo, visit, down, drawn)
         replies = [
             silo.reply(self._door(m, visit), seats[m], self.states[m], down, own)
             for m, own in zip(visit.silos, found, strict=True)
@@ -109,7 +109,11 @@ class LocalParties(AbstractParties):
         if self.plan.stretch is None:
             return None
         return self.plan.stretch(
-            state, visit, self.plan.seats, [(stack.members, stack.rows) for stack in self._stacks], self._door
+            state,
+            visit,
+            self.plan.seats,
+            [(stack.members, stack.rows) for stack in self._stacks],
+            {m: self._door(m, visit) for m in visit.silos},
         )
 
     def _door(self, silo: int, visit: Visit) -> Door | None:
@@ -122,7 +126,7 @@ class LocalParties(AbstractParties):
             doors[silo] = self.door_of(silo, visit.number)
         return doors[silo]
 
-    def _solve(self, solve: Any, visit: Visit, down: Any, drawn: Sequence[Any]) -> list[Any]:
+    def _solve(self, silo: AbstractSilo, visit: Visit, down: Any, drawn: Sequence[Any]) -> list[Any]:
         """What is found in the rows of each visited silo, in order; unstacked on the host.
 
         The number of silos in one call is a power of two or all of a shape, so that visits of ever changing subsets
@@ -138,9 +142,11 @@ class LocalParties(AbstractParties):
             padded = np.concatenate([positions, np.repeat(positions[:1], count - len(positions))])
             # In the order of the stack, so that all of it needs no copy.
             padded = padded[np.argsort(chosen[padded], kind="stable")]
-            own = stacked([self.states[m] for m in chosen[padded]])
+            own = stacked([silo.against(self.states[m], down) for m in chosen[padded]])
             rows, draws = stack.take(chosen[padded]), stacked([drawn[k] for k in padded])
-            results = _solve_all(solve, rows, own, down, draws, chosen[padded], side_by_side=_side_by_side(solve, rows))
+            results = _solve_all(
+                silo.solve, rows, own, down, draws, chosen[padded], side_by_side=_side_by_side(silo.solve, rows)
+            )
             leaves, structure = jax.tree.flatten(results)
             on_host = [np.asarray(leaf) for leaf in leaves]
             for place, position in enumerate(padded.tolist()):

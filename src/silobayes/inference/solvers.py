@@ -143,18 +143,18 @@ def _optimum(local: LocalOptimum, rows, cavity, eta_start, key, power) -> Gaussi
 
 
 class Refit(eqx.Module):
-    """Local inference without privacy."""
+    """Local inference without privacy; `own` is the cavity."""
 
     local: LocalOptimum
     side_by_side: ClassVar[bool] = True
 
     def __call__(self, rows: Any, own: Any, down: Any, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
         """The silo's new factor."""
-        return self.local.factor(rows, down.eta_q - own.eta_t, down.start, key)
+        return self.local.factor(rows, own, down.start, key)
 
 
 class RefitPrivately(eqx.Module):
-    """Local inference by DP-SGD."""
+    """Local inference by DP-SGD; `own` is the cavity."""
 
     local: LocalOptimum
     clip_norm: np.ndarray
@@ -168,7 +168,7 @@ class RefitPrivately(eqx.Module):
         steps, sample_rate = drawn
         public: dict[str, Any] = {"clip_norm": self.clip_norm, "sample_rate": sample_rate}
         public |= {"clipping": self.clipping, "rows_per_unit": self.rows_per_unit}
-        return self.local.private_factor(rows, down.eta_q - own.eta_t, down.start, key, steps, **public)
+        return self.local.private_factor(rows, own, down.start, key, steps, **public)
 
 
 class RefitShards(eqx.Module):
@@ -180,7 +180,7 @@ class RefitShards(eqx.Module):
 
     def __call__(self, rows: Any, own: Any, down: Any, drawn: Any, key: PRNGKeyArray) -> GaussianEta:
         """The shards' new factors; `drawn` is how often each shard's likelihood counts."""
-        cavity = down.eta_q - own.eta_t
+        cavity = own
         if not self.factor_per_shard:
             shards = rows.y.shape[0]
             cavity = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (shards, *leaf.shape)), cavity)

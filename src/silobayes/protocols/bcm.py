@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from silobayes.inference.solvers import Refit, RefitPrivately
 from silobayes.protocols.etas import Eta
-from silobayes.protocols.pvi import Down, SiloState
+from silobayes.protocols.pvi import Down
 
 
 class Committee(StrEnum):
@@ -53,7 +53,6 @@ class Alone(eqx.Module):
         """Of the refit."""
         return self.refit.local
 
-    def __call__(self, rows: Any, own: SiloState, down: Down, drawn: Any, key: PRNGKeyArray) -> Any:
-        """The silo's factor."""
-        eta_own: Eta = self.share * down.eta_q
-        return self.refit(rows, own, Down(eta_q=eta_own, start=down.start, key=down.key), drawn, key)
+    def __call__(self, rows: Any, own: Eta, down: Down, drawn: Any, key: PRNGKeyArray) -> Any:
+        """The silo's factor; `own` is the first q, which is the prior."""
+        return self.refit(rows, self.share * own, down, drawn, key)

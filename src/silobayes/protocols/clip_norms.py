@@ -121,6 +121,10 @@ class CountingSilo(AbstractSilo[pvi.SiloState]):
         """See `AbstractSilo`."""
         return self.then.draw(door, seat, visit)
 
+    def against(self, own: pvi.SiloState, down: perturbed.Down) -> Eta:
+        """See `AbstractSilo`."""
+        return self.then.against(own, down)
+
     def reply(
         self, door: Door | None, seat: Seat, own: pvi.SiloState, down: perturbed.Down, found: Eta
     ) -> tuple[pvi.SiloState, Message]:

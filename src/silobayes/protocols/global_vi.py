@@ -11,7 +11,7 @@ Guarantees:
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -269,12 +269,12 @@ def stretch(
     visit: Visit,
     seats: Sequence[Seat],
     stacks: Sequence[tuple[np.ndarray, Any]],
-    door_of: Callable[[int, Visit], Door | None],
+    doors: Mapping[int, Door | None],
 ) -> Merged[ServerState]:
     """All steps of a visit in one compiled loop; `stacks` are the silos' rows, silos of one shape side by side."""
     opened: dict[int, Any] = {}
     if isinstance(silo, NoisySilo):
-        opened = {m: silo.draw_visit(door_of(m, visit), seats[m]) for m in visit.silos}
+        opened = {m: silo.draw_visit(doors[m], seats[m]) for m in visit.silos}
     groups = tuple(
         Group(
             rows=rows,
@@ -288,7 +288,7 @@ def stretch(
     after, seen = run_steps(silo.solve, server.eta_p, before, groups, *public)
     for (members, _), collected in zip(stacks, seen, strict=True):
         for position, m in enumerate(members.tolist()):
-            door = door_of(m, visit)
+            door = doors[m]
             if collected is not None and door is not None:
                 close_steps(door, tuple(leaf[position] for leaf in collected))
     return server.moved(state, after, visit.steps)

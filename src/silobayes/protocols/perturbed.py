@@ -95,6 +95,10 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
         """Nothing random: the power of a shard's likelihood."""
         return np.float32(shards_of(seat) if self.averages else 1)  # type: ignore[return-value]
 
+    def against(self, own: pvi.SiloState, down: Down) -> Eta:
+        """The cavities of all shards, or that of the silo; empty shards have one too."""
+        return down.eta_q - own.eta_t
+
     def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
         """One release a visit."""
         return (pvi.repeated(self.query.event(seat.index), num_visits),)

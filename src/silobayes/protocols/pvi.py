@@ -89,6 +89,10 @@ class PVISilo(AbstractSilo[SiloState]):
         """Nothing."""
         return ()
 
+    def against(self, own: SiloState, down: Down) -> Eta:
+        """The cavity q(theta) / t_m(theta)."""
+        return down.eta_q - own.eta_t
+
     def reply(self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: Eta) -> tuple[SiloState, Message]:
         """See `AbstractSilo`."""
         return changed(self.query, own, self.damping * (found - own.eta_t))
@@ -114,6 +118,10 @@ class OptimisingSilo(AbstractSilo[SiloState]):
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
         """Batches and noise of the loop, and the rate of the batches."""
         return draw_loop(door, loop_of(self.loop, seat))
+
+    def against(self, own: SiloState, down: Down) -> Eta:
+        """The cavity."""
+        return down.eta_q - own.eta_t
 
     def reply(
         self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: tuple[Eta, Any]

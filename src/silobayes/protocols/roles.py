@@ -70,6 +70,10 @@ class AbstractSilo(abc.ABC, Generic[State]):
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
         """What `solve` needs drawn: paid, then drawn; () if nothing."""
 
+    def against(self, own: State, down: Any) -> Any:
+        """What `solve` gets as `own`: the state, or what it makes of it in float64 (a cavity)."""
+        return own
+
     @abc.abstractmethod
     def reply(self, door: Door | None, seat: Seat, own: State, down: Any, found: Any) -> tuple[State, Message]:
         """The silo's new state and its answer."""
