@@ -24,7 +24,7 @@ from silobayes.privacy.events import AbstractEvent, Scheme
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Relation, Unit
-from silobayes.protocols.roles import AbstractServer, Merged
+from silobayes.protocols.roles import Merged
 from silobayes.protocols.schedule import Visit
 from silobayes.study import AggregationKind
 from silobayes.testing import Pair, neighbours
@@ -104,7 +104,7 @@ def pairs_of(settings: Settings, unit: Unit, relation: Relation, count: int, *, 
     if unit is Unit.CLIENT:
         return silo_pairs(rng, relation, count)
 
-    is_full = settings.sampler is Scheme.WITHOUT_REPLACEMENT or settings.privatise is Privatise.INPUT_PERTURBATION
+    is_full = settings.sampler is Scheme.WITHOUT_REPLACEMENT or settings.privatise == Privatise.INPUT_PERTURBATION
 
     def rows(rng: np.random.Generator) -> Rows:
         return make_rows(rng, real_target=real_target, num_rows=MAX_ROWS if is_full else None)
@@ -127,9 +127,9 @@ def whole_run(
     others = others_of(budget.unit, num_silos - 1, real_target=real_target)
     is_summed = settings.aggregation.kind is not AggregationKind.NONE
     has_private_states = settings.privatise in PERTURBING and (
-        is_summed or settings.privatise is Privatise.VIRTUAL_CLIENTS
+        is_summed or settings.privatise == Privatise.VIRTUAL_CLIENTS
     )
-    by_person = budget.unit is Unit.PERSON and settings.privatise is Privatise.DP_OPTIMISATION
+    by_person = budget.unit is Unit.PERSON and settings.privatise == Privatise.DP_OPTIMISATION
     slots = MAX_PERSONS if by_person else ROWS_PER_PERSON * MAX_PERSONS if budget.unit is Unit.PERSON else MAX_ROWS
 
     def method(rows: Rows, doors: Any) -> Any:
@@ -177,8 +177,8 @@ class ReplayingParties(AbstractParties):
             same = jax.tree.map(np.array_equal, old, new)
             assert not stays or all(jax.tree.leaves(same)), f"visit {visit.number} left a trace in silo {silo}"
 
-    def stretch(self, server: AbstractServer, state: Any, visit: Visit) -> Merged | None:
-        return self.inner.stretch(server, state, visit)
+    def stretch(self, state: Any, visit: Visit) -> Merged | None:
+        return self.inner.stretch(state, visit)
 
 
 @pytest.fixture

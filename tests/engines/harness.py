@@ -24,6 +24,7 @@ from silobayes.privacy.relation import Unit
 from silobayes.protocols.bcm import Committee
 from silobayes.protocols.roles import Plan
 from silobayes.protocols.schedule import Schedule
+from silobayes.studies.method import MethodKeys
 from silobayes.study import AggregationSection
 
 
@@ -78,6 +79,10 @@ class Settings:
     aggregation: AggregationSection = field(default_factory=AggregationSection)
     rows_per_person: int | None = None
 
+    @property
+    def clip_norms(self) -> tuple[float, ...]:
+        return self.clip_norm if isinstance(self.clip_norm, tuple) else (self.clip_norm,)
+
     def situation(self, **facts: Any) -> Situation:
         """For a plan."""
         method = METHODS[str(self.kind), str(self.privatise)]
@@ -93,10 +98,14 @@ class Settings:
         )
 
 
+# What a method's own keys do not say.
+OTHERS: dict[str, Any] = {"damping": 1.0, "steps": 1, "step_size": 0.1}
+
+
 def plan_for(
     model: AbstractModel,
     silos: Sequence[Any],
-    settings: Settings,
+    settings: Settings | MethodKeys,
     budget: Budget | None,
     seed: int = 0,
     *,
@@ -114,6 +123,8 @@ def plan_for(
             Sizes(rows=rows, persons=persons, has_persons=silo.persons is not None, num_features=silo.x.shape[1])
         )
     names = tuple(f"theta{k}" for k in range(model.dim))
+    if isinstance(settings, MethodKeys):
+        settings = Settings(**{**OTHERS, **{f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}})
     return plan_of(settings.situation(model=model, names=names, sizes=tuple(sizes), budget=budget, seed=seed))
 
 
@@ -124,7 +135,7 @@ class Run:
         self,
         model: AbstractModel,
         silos: Sequence[Any],
-        settings: Settings,
+        settings: Settings | MethodKeys,
         budget: Budget | None = None,
         seed: int = 0,
         *,
@@ -133,7 +144,9 @@ class Run:
     ) -> None:
         self.plan = plan_for(model, silos, settings, budget, seed, max_rows=max_rows)
         self.doors = list(doors)
-        self.parties = LocalParties(self.plan, silos, self._door, settings.aggregation)
+        self.parties = LocalParties(
+            self.plan, silos, self._door, getattr(settings, "aggregation", AggregationSection())
+        )
         self.state = self.plan.server.init()
         self.step_number = 0
 

@@ -81,7 +81,7 @@ def unit_of(name: str) -> Unit:
 
 
 def budget_of(name: str) -> Budget | None:
-    if METHODS[name].privatise is Privatise.NONE:
+    if METHODS[name].privatise == Privatise.NONE:
         return None
     return Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=unit_of(name))
 
@@ -89,7 +89,7 @@ def budget_of(name: str) -> Budget | None:
 def build(name: str, kind: AggregationKind, colluding: int | None = 1, noise_seed: int = 0) -> Run:
     """Noise of a silo depends on its number alone, so that it is the same over every kind of sum."""
     settings = dataclasses.replace(METHODS[name], aggregation=AggregationSection(kind=kind, colluding=colluding))
-    model = LINEAR if settings.privatise is Privatise.SUFFICIENT_STATISTICS else LOGISTIC
+    model = LINEAR if settings.privatise == Privatise.SUFFICIENT_STATISTICS else LOGISTIC
     budget = budget_of(name)
     doors = [] if budget is None else fixed_doors(NUM_CLIENTS, budget.unit, noise_seed)
     return Run(model, silos(), settings, budget, doors=doors)
@@ -186,7 +186,7 @@ def test_inside_a_sum_shards_reach_the_exact_posterior_for_any_number_of_them(pr
     The tolerance is that of the grid, 2^-17 of a ball that no change leaves. Rows are many, so that every cavity is
     proper: a shard that stands for its silo must not know more than all silos together.
     """
-    unit = Unit.CLIENT if privatise is Privatise.PARAMETER_PERTURBATION else Unit.ROW
+    unit = Unit.CLIENT if privatise == Privatise.PARAMETER_PERTURBATION else Unit.ROW
     rows = regression_silos((200, 300, 250))
     settings = dataclasses.replace(
         PLAIN,

@@ -94,7 +94,7 @@ def finished(name: str) -> Run:
     """A run over three silos with the same noise for all kinds of sums."""
     silos, settings = [silo_of(others())] * 3, SETTINGS[name]
     # Rows that publish themselves are counted by everybody; of others a bound may be all that is public.
-    max_rows = None if settings.privatise is Privatise.INPUT_PERTURBATION else [MAX_ROWS] * 3
+    max_rows = None if settings.privatise == Privatise.INPUT_PERTURBATION else [MAX_ROWS] * 3
     return Run(MODEL, silos, settings, budget_of(), doors=doors_of(3, seed=5), max_rows=max_rows).finish()
 
 

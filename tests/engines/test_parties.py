@@ -149,8 +149,8 @@ def test_steps_in_one_loop_are_steps_one_by_one(name):
         seats = tuple(dataclasses.replace(seat, noise_multiplier=1e-9) for seat in plan.seats)
         plan = dataclasses.replace(plan, seats=seats)
     states = []
-    for stretches in (True, False):
-        own = dataclasses.replace(ready, plan=dataclasses.replace(plan, stretches=stretches))
+    for stretch in (plan.stretch, None):
+        own = dataclasses.replace(ready, plan=dataclasses.replace(plan, stretch=stretch))
         parties, state = own.parties(case, own.silos, account_of(case)), plan.server.init()
         for visit in plan.visits:
             state = make_visit(own.plan, parties, state, visit)

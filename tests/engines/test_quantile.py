@@ -8,7 +8,7 @@ import pytest
 
 from silobayes.core.errors import InvalidInput
 from silobayes.engines.local import resume, run
-from silobayes.plans.rules import PublicFacts
+from silobayes.plans.rules import PublicFacts, settings_of
 from silobayes.privacy import accounting
 from silobayes.privacy.door import Door, FreshDraws
 from silobayes.privacy.entropy import Entropy

@@ -10,7 +10,7 @@ import abc
 from typing import Any
 
 from silobayes.privacy.queries import Total
-from silobayes.protocols.roles import AbstractServer, Merged, Plan
+from silobayes.protocols.roles import Merged, Plan
 from silobayes.protocols.schedule import Visit
 
 
@@ -30,16 +30,15 @@ class AbstractParties(abc.ABC):
         """Silos move to their new states; a visit that did not count leaves no trace."""
 
     @abc.abstractmethod
-    def stretch(self, server: AbstractServer, state: Any, visit: Visit) -> Merged | None:
+    def stretch(self, state: Any, visit: Visit) -> Merged | None:
         """All steps of a visit at once, where these parties can; None where they cannot."""
 
 
 def make_visit(plan: Plan, parties: AbstractParties, state: Any, visit: Visit) -> Any:
     """The server's state after a visit."""
-    if plan.stretches:
-        merged = parties.stretch(plan.server, state, visit)
-        if merged is not None:
-            return merged.state
+    merged = parties.stretch(state, visit)
+    if merged is not None:
+        return merged.state
     for _ in range(visit.steps):
         parties.ask(visit, plan.server.down(state, visit))
         merged = plan.server.merge(state, visit, parties.total(visit))

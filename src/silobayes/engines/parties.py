@@ -13,13 +13,12 @@ import numpy as np
 
 from silobayes.data.silo import Silo
 from silobayes.engines.loop import AbstractParties
-from silobayes.inference.global_steps import Group, Position, run_steps
+from silobayes.inference.layouts import stacked
 from silobayes.inference.rows import Rows
 from silobayes.plans.aggregation import sum_of
 from silobayes.privacy.door import Door
 from silobayes.privacy.queries import Message, Total
-from silobayes.protocols.global_vi import GlobalVIServer, NoisySilo
-from silobayes.protocols.roles import AbstractServer, Merged, Plan
+from silobayes.protocols.roles import Merged, Plan
 from silobayes.protocols.schedule import Visit
 from silobayes.secure.sums import AbstractSum
 from silobayes.studies.study import AggregationSection
@@ -105,36 +104,13 @@ class LocalParties(AbstractParties):
                 self.states[m] = state
         self._pending, self._messages = [], []
 
-    def stretch(self, server: AbstractServer, state: Any, visit: Visit) -> Merged | None:
-        """See `AbstractParties`: global VI without a sum, in one compiled loop."""
-        assert isinstance(server, GlobalVIServer), "only global VI has steps"
-        silo = self.plan.silos[visit.part]
-        opened: dict[int, Any] = {}
-        if isinstance(silo, NoisySilo):
-            opened = {m: silo.draw_visit(self._door(m, visit), self.plan.seats[m]) for m in visit.silos}
-        groups = tuple(
-            Group(
-                rows=stack.rows,
-                steps=_stacked([opened[m][0] for m in stack.members]) if opened else None,
-                sample_rates=np.array([opened[m][1] for m in stack.members]) if opened else None,
-            )
-            for stack in self._stacks
+    def stretch(self, state: Any, visit: Visit) -> Merged | None:
+        """See `AbstractParties`; how, the plan says."""
+        if self.plan.stretch is None:
+            return None
+        return self.plan.stretch(
+            state, visit, self.plan.seats, [(stack.members, stack.rows) for stack in self._stacks], self._door
         )
-        after, seen = run_steps(
-            silo.solve,  # type: ignore[arg-type]
-            server.eta_p,
-            Position(point=state.point, adam=state.adam),
-            groups,
-            server.draws(visit),
-            server.step_sizes(visit),
-        )
-        for stack, collected in zip(self._stacks, seen, strict=True):
-            for position, m in enumerate(stack.members.tolist()):
-                if collected is not None:
-                    door = self._door(m, visit)
-                    assert door is not None
-                    door.draws.close_loop(*(np.asarray(leaf[position]) for leaf in collected))
-        return server.moved(state, after, visit.steps)
 
     def _door(self, silo: int, visit: Visit) -> Door | None:
         """One door a silo and visit."""
@@ -162,8 +138,8 @@ class LocalParties(AbstractParties):
             padded = np.concatenate([positions, np.repeat(positions[:1], count - len(positions))])
             # In the order of the stack, so that all of it needs no copy.
             padded = padded[np.argsort(chosen[padded], kind="stable")]
-            own = _stacked([self.states[m] for m in chosen[padded]])
-            rows, draws = stack.take(chosen[padded]), _stacked([drawn[k] for k in padded])
+            own = stacked([self.states[m] for m in chosen[padded]])
+            rows, draws = stack.take(chosen[padded]), stacked([drawn[k] for k in padded])
             results = _solve_all(solve, rows, own, down, draws, chosen[padded], side_by_side=_side_by_side(solve, rows))
             leaves, structure = jax.tree.flatten(results)
             on_host = [np.asarray(leaf) for leaf in leaves]
@@ -201,19 +177,3 @@ def _stacks(plan: Plan, silos: Sequence[Silo]) -> list[_Stack]:
         layouts = [plan.seats[m].layout for m in members]
         stacks.append(_Stack(np.array(members), layouts[0].lay_out([silos[m] for m in members], layouts)))
     return stacks
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    """A leading axis over trees of one structure; ragged leaves are filled up with zeros."""
-    return jax.tree.map(lambda *leaves: _stack_leaves(leaves), *trees)
-
-
-def _stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    if len({array.shape for array in arrays}) == 1:
-        return np.stack(arrays)
-    shape = np.max([array.shape for array in arrays], axis=0)
-    out = np.zeros((len(arrays), *shape), dtype=arrays[0].dtype)
-    for place, array in enumerate(arrays):
-        out[(place, *(slice(size) for size in array.shape))] = array
-    return out

@@ -1,5 +1,6 @@
 """Steps of one optimisation over the rows of many silos: each silo's gradient, and all steps in one loop."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -10,14 +11,19 @@ import optax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from silobayes.inference.ascent import draw_keys
-from silobayes.inference.coordinates import AbstractPoint
+from silobayes.inference.coordinates import AbstractPoint, num_coordinates
 from silobayes.inference.row_gradients import Clipping, batch_gradient, row_gradients
 from silobayes.inference.rows import Rows
 from silobayes.inference.solvers import chunk_gradients
-from silobayes.models.base import AbstractModel, GaussianEta
+from silobayes.models.base import AbstractModel, GaussianEta, GaussianFamily
+from silobayes.privacy.clipping import Bounded, bounded_loop_sum
 from silobayes.privacy.loops import Step
+from silobayes.privacy.relation import Unit
+from silobayes.privacy.sampling import Batch, Sampler
 
 OPTIMISER = optax.scale_by_adam()
+# Rows whose clipped gradients are added up in float32; chunks are added up in float64 (clipping.bounded_loop_sum).
+CHUNK = 64
 
 
 class WholeGradient(eqx.Module):
@@ -153,3 +159,40 @@ def draws_of(model: AbstractModel, key: PRNGKeyArray, num_steps: int) -> Float[A
 
 def _swap(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)
+
+
+def units_per_chunk(rows_per_unit: int) -> int:
+    """Units whose rows make about a chunk."""
+    return max(1, CHUNK // rows_per_unit)
+
+
+def chunked(batch: np.ndarray, sampler: Sampler, rows_per_unit: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and mask of a batch in chunks (chunks, units), padded to the sampler's capacity."""
+    chunk = units_per_chunk(rows_per_unit)
+    slots = -(-sampler.capacity // chunk) * chunk
+    indices, mask = np.zeros(slots, dtype=np.int32), np.zeros(slots, dtype=bool)
+    indices[: len(batch)], mask[: len(batch)] = batch, True
+    return indices.reshape(-1, chunk), mask.reshape(-1, chunk)
+
+
+def bounded_step(
+    partial_sums: np.ndarray, clip_norm: float, sampler: Sampler, rows_per_unit: int, *, capacity: int, unit: Unit
+) -> Bounded:
+    """The sum over the chunks of a silo's batch, ready for the door."""
+    return bounded_loop_sum(
+        partial_sums,
+        clip_norm,
+        chunk=units_per_chunk(rows_per_unit) * rows_per_unit,
+        batch=Batch(indices=np.zeros(0, dtype=int), sampling=sampler.sampling),
+        capacity=capacity,
+        unit=unit,
+    )
+
+
+def no_gradient(
+    family: GaussianFamily, clip_norm: float, samplers: Sequence[Sampler], silo: int, rows_per_unit: int, unit: Unit
+) -> Bounded:
+    """What a silo without rows would share in a step: enough to say what a step costs."""
+    capacity = max(sampler.capacity for sampler in samplers)
+    nothing = np.zeros((1, num_coordinates(family)))
+    return bounded_step(nothing, clip_norm, samplers[silo], rows_per_unit, capacity=capacity, unit=unit)

@@ -216,3 +216,19 @@ def shard_slots(
         ShardSlots(num_shards=count, shards=size, width=widest[size], max_rows=rows, seed=seed)
         for rows, count, size in zip(sizes, shards, padded, strict=True)
     )
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """A leading axis over trees of one structure; ragged leaves are filled up with zeros."""
+    return jax.tree.map(lambda *leaves: _stack_leaves(leaves), *trees)
+
+
+def _stack_leaves(leaves: Sequence[Any]) -> np.ndarray:
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if len({array.shape for array in arrays}) == 1:
+        return np.stack(arrays)
+    shape = np.max([array.shape for array in arrays], axis=0)
+    out = np.zeros((len(arrays), *shape), dtype=arrays[0].dtype)
+    for place, array in enumerate(arrays):
+        out[(place, *(slice(size) for size in array.shape))] = array
+    return out

@@ -1,11 +1,12 @@
 """Global variational inference, with and without a sum over silos."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
-from silobayes.inference.global_steps import ChunkGradients, ReleasedGradient, WholeGradient
+from silobayes.inference.global_steps import ChunkGradients, ReleasedGradient, WholeGradient, no_gradient
 from silobayes.plans.calibration import noise_multipliers
 from silobayes.plans.checks import gaussian_prior
 from silobayes.plans.keys import BatchKeys, StepKeys, check_batches, check_schedule, only_schedule
@@ -23,7 +24,7 @@ from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.sampling import PoissonSampler, Sampler
 from silobayes.protocols import global_vi, pvi
-from silobayes.protocols.roles import AbstractSilo, Plan, Seat
+from silobayes.protocols.roles import Plan, Seat
 from silobayes.protocols.schedule import Schedule, Visit, numbered
 from silobayes.studies.method import Method
 from silobayes.studies.study import Study
@@ -38,7 +39,7 @@ def plan(situation: Situation) -> Plan:
         raise InvalidInput("aggregation.kind", "none", situation.aggregation.kind.value, fix)
     rounds = tuple(Visit(silos=visit.silos, steps=settings.steps) for visit in situation.visits)
     sample_rate = 1.0
-    silo: AbstractSilo
+    silo: global_vi.OpenSilo | global_vi.NoisySilo | global_vi.SharingSilo
     if situation.budget is None:
         seats = situation.row_seats()
         silo = global_vi.OpenSilo(solve=WholeGradient(model=situation.model), query=situation.sums.open())
@@ -70,7 +71,7 @@ def plan(situation: Situation) -> Plan:
         silos=(silo,),
         server=server,
         numbers=situation.numbers,
-        stretches=not situation.sums.is_used,
+        stretch=None if isinstance(silo, global_vi.SharingSilo) else partial(global_vi.stretch, server, silo),
     )
 
 
@@ -97,7 +98,7 @@ def _sharing(situation: Situation) -> tuple[tuple[Seat, ...], global_vi.SharingS
     ]  # type: ignore[misc]
 
     def empty(silo: int) -> Bounded:
-        return global_vi.no_gradient(situation.family, clip_norm, samplers, silo, rows_per_unit, budget.unit)
+        return no_gradient(situation.family, clip_norm, samplers, silo, rows_per_unit, budget.unit)
 
     def event_of(sampler: Sampler) -> Any:
         nothing = empty(samplers.index(sampler))  # type: ignore[arg-type]

@@ -129,6 +129,9 @@ def _roles(
 def _with_quantile(situation: Situation, quantile: float) -> Plan:
     """The counts get a share of epsilon, the rounds all that is left of the budget beside them."""
     settings, budget = situation.settings, situation.paid
+    if len(settings.clip_norms) != 2 or settings.scales != (1.0, 1.0):
+        fix = "A quantile is chosen for each part; give the two norms that it is looked for around."
+        raise InvalidInput("protocol.clip_norm", "two norms without scales", list(settings.clip_norms), fix)
     sums = Sums(section=situation.aggregation, together=situation.num_silos)
     shards = situation.shards
     counts = clip_norms.empty_counts(Ball(clip_norms=(1.0, 1.0), unit=budget.unit))

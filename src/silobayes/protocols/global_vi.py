@@ -11,7 +11,7 @@ Guarantees:
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,33 +22,33 @@ import numpy as np
 from jaxtyping import Array
 
 from silobayes.inference.ascent import step_sizes_of
-from silobayes.inference.coordinates import AbstractPoint, num_coordinates, point_at
+from silobayes.inference.coordinates import AbstractPoint, point_at
 from silobayes.inference.global_steps import (
     OPTIMISER,
     ChunkGradients,
+    Group,
     Position,
     ReleasedGradient,
     WholeGradient,
+    bounded_step,
+    chunked,
     compiled_server_step,
     draws_of,
+    run_steps,
 )
+from silobayes.inference.layouts import stacked
 from silobayes.inference.solvers import LocalOptimum, usable
-from silobayes.models.base import GaussianFamily
 from silobayes.posteriors import Posterior
-from silobayes.privacy.clipping import Bounded, bounded_loop_sum
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
 from silobayes.privacy.loops import StepPlan, close_steps
 from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
 from silobayes.privacy.relation import Unit
-from silobayes.privacy.sampling import Batch, Sampler
 from silobayes.protocols import pvi
 from silobayes.protocols.etas import Eta, eta_info, is_in_range, to_host, to_single
 from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
 from silobayes.protocols.schedule import Visit
-
-# Rows whose clipped gradients are added up in float32; chunks are added up in float64 (clipping.bounded_loop_sum).
-CHUNK = 64
 
 
 class ServerState(eqx.Module):
@@ -262,38 +262,33 @@ class GlobalVIServer(AbstractServer[ServerState]):
         return usable(self.local.family, to_single(eta_q), self.local.floor)
 
 
-def units_per_chunk(rows_per_unit: int) -> int:
-    """Units whose rows make about a chunk."""
-    return max(1, CHUNK // rows_per_unit)
-
-
-def chunked(batch: np.ndarray, sampler: Sampler, rows_per_unit: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and mask of a batch in chunks (chunks, units), padded to the sampler's capacity."""
-    chunk = units_per_chunk(rows_per_unit)
-    slots = -(-sampler.capacity // chunk) * chunk
-    indices, mask = np.zeros(slots, dtype=np.int32), np.zeros(slots, dtype=bool)
-    indices[: len(batch)], mask[: len(batch)] = batch, True
-    return indices.reshape(-1, chunk), mask.reshape(-1, chunk)
-
-
-def bounded_step(
-    partial_sums: np.ndarray, clip_norm: float, sampler: Sampler, rows_per_unit: int, *, capacity: int, unit: Unit
-) -> Bounded:
-    """The sum over the chunks of a silo's batch, ready for the door."""
-    return bounded_loop_sum(
-        partial_sums,
-        clip_norm,
-        chunk=units_per_chunk(rows_per_unit) * rows_per_unit,
-        batch=Batch(indices=np.zeros(0, dtype=int), sampling=sampler.sampling),
-        capacity=capacity,
-        unit=unit,
+def stretch(
+    server: GlobalVIServer,
+    silo: OpenSilo | NoisySilo,
+    state: ServerState,
+    visit: Visit,
+    seats: Sequence[Seat],
+    stacks: Sequence[tuple[np.ndarray, Any]],
+    door_of: Callable[[int, Visit], Door | None],
+) -> Merged[ServerState]:
+    """All steps of a visit in one compiled loop; `stacks` are the silos' rows, silos of one shape side by side."""
+    opened: dict[int, Any] = {}
+    if isinstance(silo, NoisySilo):
+        opened = {m: silo.draw_visit(door_of(m, visit), seats[m]) for m in visit.silos}
+    groups = tuple(
+        Group(
+            rows=rows,
+            steps=stacked([opened[m][0] for m in members]) if opened else None,
+            sample_rates=np.array([opened[m][1] for m in members]) if opened else None,
+        )
+        for members, rows in stacks
     )
-
-
-def no_gradient(
-    family: GaussianFamily, clip_norm: float, samplers: Sequence[Sampler], silo: int, rows_per_unit: int, unit: Unit
-) -> Bounded:
-    """What a silo without rows would share in a step: enough to say what a step costs."""
-    capacity = max(sampler.capacity for sampler in samplers)
-    nothing = np.zeros((1, num_coordinates(family)))
-    return bounded_step(nothing, clip_norm, samplers[silo], rows_per_unit, capacity=capacity, unit=unit)
+    before = Position(point=state.point, adam=state.adam)
+    public = (server.draws(visit), server.step_sizes(visit))
+    after, seen = run_steps(silo.solve, server.eta_p, before, groups, *public)
+    for (members, _), collected in zip(stacks, seen, strict=True):
+        for position, m in enumerate(members.tolist()):
+            door = door_of(m, visit)
+            if collected is not None and door is not None:
+                close_steps(door, tuple(leaf[position] for leaf in collected))
+    return server.moved(state, after, visit.steps)

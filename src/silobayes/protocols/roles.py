@@ -14,6 +14,7 @@ up to the last digits over any number of visits; `solve` gets them as float32.
 """
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -124,7 +125,7 @@ class Plan:
         silos: The silo role of each part of the method; `Visit.part` says which one a visit is of.
         server: The server's role, of all parts.
         numbers: How many numbers go down, and up, in one exchange.
-        stretches: Whether the steps of a visit may run in one compiled loop (see `engines.local`).
+        stretch: All steps of a visit in one compiled loop, for an engine that holds all rows; or None.
     """
 
     visits: tuple[Visit, ...]
@@ -132,7 +133,7 @@ class Plan:
     silos: tuple[AbstractSilo, ...]
     server: AbstractServer = field(repr=False)
     numbers: int
-    stretches: bool = False
+    stretch: Callable[..., Merged] | None = None
 
     def events(self, silo: int, num_visits: int | None = None) -> tuple[AbstractEvent, ...]:
         """What a silo pays for the study, or for its first `num_visits` visits."""
