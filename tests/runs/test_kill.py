@@ -35,10 +35,10 @@ class KilledRun:
         self.draws = out.with_name(out.name + ".draws")
         self.trace, self.ledgers = b"", {}
 
-    def start(self) -> subprocess.Popen:
-        """A process that is about to begin."""
+    def start(self, keeps_compiled: bool) -> subprocess.Popen:
+        """A process that is about to begin; who may be killed writes no compiled code, which would be torn."""
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(self.out.parent / "compiled")}
-        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0" if keeps_compiled else "1e9"}
         command = [sys.executable, "-m", "tests.runs.killed", str(self.out), self.name]
         process = subprocess.Popen(command, env=environment, cwd=HERE, stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -48,7 +48,7 @@ class KilledRun:
     def finish(self) -> float:
         """Let it end, and look; the seconds that it took."""
         seen = self._drawn()
-        process = self.start()
+        process = self.start(keeps_compiled=True)
         began = time.monotonic()
         assert process.wait(300) == 0
         took = time.monotonic() - began
@@ -62,7 +62,7 @@ class KilledRun:
     def kill_after(self, is_time) -> bool:
         """Kill it when `is_time(seconds)`, and look; False if it ended before."""
         seen = self._drawn()
-        process = self.start()
+        process = self.start(keeps_compiled=False)
         began = time.monotonic()
         while process.poll() is None and not is_time(time.monotonic() - began):
             time.sleep(0.001)
