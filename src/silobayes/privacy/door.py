@@ -44,13 +44,14 @@ class Account(Protocol):
 class LoopDraws:
     """Randomness of a compiled loop: the slots of each batch and standard normal noise.
 
-    `replayed` belongs to record/replay: releases to feed back instead, NaN where they are drawn and recorded. A real
-    run has none.
+    `replayed` belongs to record/replay: releases to feed back instead, NaN where they are drawn and recorded. So does
+    `widest`, the largest batch before a slot was left out. A real run has neither.
     """
 
     batches: list[np.ndarray] = field(repr=False)
     noise: np.ndarray = field(repr=False)
     replayed: np.ndarray | None = None
+    widest: int = 0
 
 
 class AbstractDraws(ABC):

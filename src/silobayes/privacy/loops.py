@@ -108,7 +108,7 @@ def open_steps(door: Door, plan: StepPlan) -> Step:
     door.account.charge(event)
     draws = door.draws.loop(plan.sampler, plan.dimension, event)
     np.multiply(draws.noise, np.float32(event.std), out=draws.noise)  # in place: a second array takes longer to get
-    indices, mask = _padded(draws.batches, plan.sampler)
+    indices, mask = _padded(draws.batches, plan.sampler, draws.widest)
     slots = np.full(len(mask), mask.shape[1], dtype=np.int32)
     return Step(indices=indices, mask=mask, slots=slots, noise=draws.noise, replayed=draws.replayed)
 
@@ -119,14 +119,14 @@ def close_steps(door: Door, seen: tuple | None) -> None:
         door.draws.close_loop(np.asarray(seen[0]), np.asarray(seen[1]))
 
 
-def _padded(batches: list[np.ndarray], sampler: Sampler) -> tuple[np.ndarray, np.ndarray]:
+def _padded(batches: list[np.ndarray], sampler: Sampler, widest: int) -> tuple[np.ndarray, np.ndarray]:
     """Batches side by side and which slots of them are taken, at most the sampler's capacity.
 
     The width is one of two. Sizes of batches are drawn from slots and tell nothing of rows, so neither does the width.
     """
     sizes = np.array([len(batch) for batch in batches])
     usual = max(1, sampler.usual_size(len(batches)))
-    width = usual if sizes.max() <= usual else sampler.capacity
+    width = usual if max(sizes.max(), widest) <= usual else sampler.capacity
     mask = np.arange(width) < sizes[:, None]
     indices = np.zeros(mask.shape, dtype=np.int32)
     indices[mask] = np.concatenate(batches)

@@ -211,6 +211,7 @@ class ReplayingDraws(AbstractDraws):
     _batches: Iterator[tuple[Sampler, np.ndarray]] = field(init=False)
     _opened: int = field(init=False, default=0)
     _open_loops: deque[AbstractEvent] = field(init=False, default_factory=deque)
+    _widest: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._batches = iter(self.recording.batches)
@@ -225,6 +226,7 @@ class ReplayingDraws(AbstractDraws):
         recorded, indices = next(self._batches, (None, np.zeros(0, dtype=int)))
         if recorded != sampler:
             raise PrivacyViolation(f"Expected the sampler of the other run ({recorded}), got {sampler}.")
+        self._widest = max(self._widest, len(indices))
         if self.without is not None and sampler.sampling.scheme is Scheme.POISSON:
             return indices[indices != self.without]
         return indices
@@ -253,6 +255,7 @@ class ReplayingDraws(AbstractDraws):
     def loop(self, sampler: Sampler, dimension: int, event: AbstractEvent) -> LoopDraws:
         """See `AbstractDraws`."""
         self.account.draw(event)
+        self._widest = 0  # with a slot left out, the loop shall be padded and compiled as it was
         batches = [self.batch(sampler) for _ in range(event.count)]
         # A silo may open several loops before it closes the first; they are closed in the order of opening.
         start = max(len(self.log), self._opened)
@@ -263,7 +266,7 @@ class ReplayingDraws(AbstractDraws):
 
         self._open_loops.append(event)
         noise = np.zeros((event.count, dimension), dtype=np.float32)
-        return LoopDraws(batches=batches, noise=noise, replayed=np.stack(recorded))
+        return LoopDraws(batches=batches, noise=noise, replayed=np.stack(recorded), widest=self._widest)
 
     def close_loop(self, totals: np.ndarray, releases: np.ndarray) -> None:
         """See `AbstractDraws`."""
