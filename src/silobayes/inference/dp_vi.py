@@ -141,7 +141,7 @@ def _ascend(
     # All draws before the loop: one per step, drawn as vi.maximise(num_draws=1) draws them.
     draws = None if keys is None else jax.vmap(lambda k: jax.random.normal(k, (1, model.dim))[0])(keys)
 
-    aim = steps.aim(clip_norm, rows_per_unit)[0]  # batches of one loop are equally wide
+    aim = jax.numpy.asarray(steps.aim(clip_norm, rows_per_unit))[0]  # batches of one loop are equally wide
     lengths = row_lengths(rows.x)
     if isinstance(model, AbstractGLM):
         rows = eqx.tree_at(lambda own: own.x, rows, aligned(rows.x))
