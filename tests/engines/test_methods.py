@@ -31,13 +31,11 @@ from silobayes.protocols.schedule import Schedule
 from silobayes.study import PosteriorKind
 from silobayes.testing import FreeAccount
 from tests.engines.cases import MODEL, make_silos, make_study
-from tests.engines.harness import Privatise, ProtocolKind, Run, Settings, plan_for
+from tests.engines.harness import Privatise, ProtocolKind, Run, plan_for
+from tests.engines.regression import DIM, NOISE, PLAIN, REGRESSION, exact_regression, regression_silos
 
-PLAIN = Settings(privatise=Privatise.NONE, rounds=1, damping=1.0, steps=10, step_size=0.05)
 BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
-DIM, NOISE = 4, 0.5
 SHARDED = (Privatise.VIRTUAL_CLIENTS, Privatise.LOCAL_AVERAGING)
-REGRESSION = LinearRegression(num_features=DIM, noise_stddev=NOISE, prior_stddev=2.0)
 
 
 def answer(silos, *, model=MODEL, doors=(), budget=None, **settings) -> tuple[Any, Any]:
@@ -53,22 +51,6 @@ def global_vi_of_three() -> tuple[Any, Any]:
 
 def open_doors(count: int) -> list[Door]:
     return [Door.open(FreeAccount(Relation.SUBSTITUTE, Unit.ROW)) for _ in range(count)]
-
-
-def regression_silos(sizes) -> list[Silo]:
-    rng = np.random.default_rng(5)
-    silos = []
-    for k, size in enumerate(sizes):
-        x = rng.normal(size=(size, DIM))
-        silos.append(Silo(name=str(k), x=x, y=x @ np.array([1.0, -2.0, 0.5, 0.0]) + NOISE * rng.normal(size=size)))
-    return silos
-
-
-def exact_regression(silos):
-    whole = concatenate("all", silos)
-    x, y = whole.x.astype(float), whole.y.astype(float)
-    covariance = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(DIM) / 2.0**2)
-    return covariance @ x.T @ y / NOISE**2, covariance
 
 
 @pytest.mark.parametrize("sizes", [(300,), (20, 300), (5, 6, 7, 40, 41, 90, 300)])
