@@ -20,7 +20,7 @@ def methods(as_json: bool) -> None:
             "releases": method.releases,
             "models": method.models,
             "units": [unit.value for unit in method.units],
-            "knows_noise": method.knows_noise,
+            "intervals": method.intervals.value,
         }
         for method in METHODS.values()
     ]

@@ -129,7 +129,7 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
             f"(unit: {privacy['unit']}, relation: {privacy['relation']}).",
             highlight=False,
         )
-        if not ended["knows_noise"]:
+        if ended["intervals"] != "honest":
             console.print(NOISE_NOTE, highlight=False)
         if skipped := posterior.provenance.get("visits_without_effect"):
             console.print(f"{skipped} visits had no effect: with this much noise q would have run away.", style="red")

@@ -28,7 +28,7 @@ from silobayes.protocols import linreg
 from silobayes.protocols.roles import AbstractSilo, Plan
 from silobayes.protocols.schedule import Schedule, numbered
 from silobayes.studies.keys import flag, key, number
-from silobayes.studies.method import Method
+from silobayes.studies.method import Intervals, Method
 from silobayes.studies.study import AggregationKind, ModelKind, Study
 
 
@@ -162,7 +162,7 @@ def _open(situation: Situation) -> Plan:
 
 _CHECKS = (check_schedule, only_schedule(Schedule.SYNCHRONOUS), only_models(ModelKind.LINEAR_REGRESSION))
 _COMMON: dict[str, Any] = {"kind": "linreg", "rules": _rules, "models": "linear regression with known noise"}
-_PRIVATE: dict[str, Any] = {"units": (Unit.ROW,), "knows_noise": True}
+_PRIVATE: dict[str, Any] = {"units": (Unit.ROW,), "intervals": Intervals.HONEST}
 METHODS = (
     Method(
         **_COMMON,

@@ -26,7 +26,7 @@ from silobayes.privacy.relation import Unit
 from silobayes.protocols import hybrid, statistics
 from silobayes.protocols.roles import Plan
 from silobayes.protocols.schedule import Schedule, numbered
-from silobayes.studies.method import Method
+from silobayes.studies.method import Intervals, Method
 from silobayes.studies.study import ModelKind, Study
 
 
@@ -132,7 +132,7 @@ _STATISTICS: dict[str, Any] = {
     "units": (Unit.ROW,),
     "leaves": lambda study: "sums of clipped squares and products of its columns, with {noise}, once.",
     "shares": True,
-    "knows_noise": True,
+    "intervals": Intervals.HONEST,
 }
 METHODS = (
     Method(

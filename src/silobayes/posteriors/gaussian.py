@@ -74,6 +74,9 @@ class Posterior(AbstractPosterior):
         model: What the parameters mean; None after loading a model that has no description (NumPyro functions).
         provenance: JSON-able facts about where it came from: study hash, certificate.
         covariance: (dim, dim) to be used instead of the family's own.
+        privacy_share: Of each parameter's variance, what the privacy noise added; None where a method does not know.
+        prior_share: Of each parameter's variance, what the prior leaves; what rows leave is the rest.
+        warnings: What a reader should know of this answer, from released numbers only, and what to do.
     """
 
     family: GaussianFamily
@@ -82,6 +85,9 @@ class Posterior(AbstractPosterior):
     model: AbstractModel | None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     covariance: np.ndarray | None = None
+    privacy_share: np.ndarray | None = None
+    prior_share: np.ndarray | None = None
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         dim = self._dim
@@ -96,6 +102,10 @@ class Posterior(AbstractPosterior):
             raise InvalidInput("model", f"a model of {dim} parameters", self.model.dim, "Pass the model of this eta.")
         if self.covariance is not None:
             object.__setattr__(self, "covariance", _check_covariance(self.covariance, dim))
+        object.__setattr__(self, "warnings", tuple(self.warnings))
+        for name, shares in self._shares.items():
+            if shares.shape != (dim,) or not np.all((shares >= 0) & (shares <= 1)):
+                raise InvalidInput(name, f"{dim} shares from 0 to 1", shares.shape, "Pass one for each parameter.")
 
     def __repr__(self) -> str:
         kind = "unknown model" if self.model is None else type(self.model).__name__
@@ -104,6 +114,12 @@ class Posterior(AbstractPosterior):
     @property
     def _dim(self) -> int:
         return self.family.dimension if isinstance(self.family, FullGaussian) else int(np.prod(self.family.event_shape))
+
+    @property
+    def _shares(self) -> dict[str, np.ndarray]:
+        """Those that are known."""
+        both = {"privacy_share": self.privacy_share, "prior_share": self.prior_share}
+        return {name: np.asarray(shares, float) for name, shares in both.items() if shares is not None}
 
     @property
     def mean(self) -> np.ndarray:
@@ -125,7 +141,7 @@ class Posterior(AbstractPosterior):
         return self.family.to_standard(self.eta)  # type: ignore[arg-type] (the family refuses another's eta)
 
     def summary(self, level: float = 0.95) -> "pd.DataFrame":
-        """Mean, sd and the central interval of probability `level`, a row per name.
+        """Mean, sd and the central interval of probability `level`, a row per name; shares of the variance if known.
 
         A NumPyro model is summarised on the scale of its own sites, from 4000 draws; once loaded without its function
         only the unconstrained coordinates are known, and the names say so.
@@ -142,7 +158,7 @@ class Posterior(AbstractPosterior):
             names = self.names if self.model is not None else tuple(f"{name} (unconstrained)" for name in self.names)
             mean, stddev = self.mean, self.stddev
             half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * stddev
-            columns = {"mean": mean, "sd": stddev, "lower": mean - half, "upper": mean + half}
+            columns = {"mean": mean, "sd": stddev, "lower": mean - half, "upper": mean + half, **self._shares}
         return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
 
     def with_provenance(self, provenance: Mapping[str, Any]) -> "Posterior":
@@ -214,6 +230,7 @@ class Posterior(AbstractPosterior):
         arrays = {"linear": np.asarray(self.eta.linear), "quadratic": np.asarray(self.eta.quadratic)}
         if self.covariance is not None:
             arrays["covariance"] = self.covariance
+        arrays |= self._shares
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         text = {
@@ -222,6 +239,7 @@ class Posterior(AbstractPosterior):
             "names": list(self.names),
             "model": None if self.model is None else _describe(self.model),
             "provenance": dict(self.provenance),
+            "warnings": list(self.warnings),
             "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
         }
         try:
@@ -246,6 +264,7 @@ class Posterior(AbstractPosterior):
                 arrays = {name: stored[name] for name in stored.files}
             linear, quadratic = jnp.asarray(arrays["linear"]), jnp.asarray(arrays["quadratic"])
             names, family_name, provenance = tuple(text["names"]), text["family"], dict(text["provenance"])
+            told = tuple(text.get("warnings", ()))  # earlier versions wrote none
             known = None if text["model"] is None else _restore(text["model"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise InvalidInput("posterior", "the files of a posterior", f"{directory} ({error})", fix) from None
@@ -261,6 +280,9 @@ class Posterior(AbstractPosterior):
             model=known if model is None else model,
             provenance=provenance,
             covariance=arrays.get("covariance"),
+            privacy_share=arrays.get("privacy_share"),
+            prior_share=arrays.get("prior_share"),
+            warnings=told,
         )
 
     @property

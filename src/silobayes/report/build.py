@@ -84,7 +84,7 @@ def as_html(
     return environment.get_template("report.html.jinja").render(
         study=study,
         is_private=is_private,
-        knows_noise=study.method.knows_noise,
+        intervals_are=study.method.intervals.value,
         stamp=run.certificate.get("stamp") or "NOT PRIVATE: nothing in this run protects anybody",
         certificate=_flat(run.certificate),
         epsilon=run.certificate.get("epsilon"),

@@ -33,5 +33,5 @@ def result(run: RunFiles) -> dict[str, Any]:
         "posterior": str(run.directory / DESCRIPTION),
         "directory": str(run.directory),
         "study_hash": certificate.get("study_hash"),
-        "knows_noise": Study.from_dict(run.study).method.knows_noise,
+        "intervals": Study.from_dict(run.study).method.intervals.value,
     }

@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from silobayes.core.errors import InvalidInput
 from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent
 from silobayes.privacy.relation import Unit
 from silobayes.studies.keys import check_keys
+
+
+class Intervals(StrEnum):
+    """Whether the intervals of a method's posterior include the privacy noise: all of it, some of it, nothing."""
+
+    HONEST = "honest"
+    PARTLY = "partly"
+    NO = "no"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,7 @@ class Method:
         first_releases: Releases before the first such loop.
         free_visits: Visits after those and before the first such loop, which release nothing new.
         noise: Kinds of events that a silo pays for where it adds its own noise. `silobayes verify` checks it.
-        knows_noise: Whether the posterior includes the privacy noise.
+        intervals: Whether those of the posterior include the privacy noise; without privacy there is none to include.
         expects_widths: Whether `silobayes plan` can tell the widths of coefficients.
     """
 
@@ -68,7 +77,7 @@ class Method:
     first_releases: int = 0
     free_visits: int = 0
     noise: frozenset[type[AbstractEvent]] = frozenset({DiscreteGaussianEvent})
-    knows_noise: bool = False
+    intervals: Intervals = Intervals.NO
     expects_widths: bool = False
 
     @property
