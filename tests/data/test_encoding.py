@@ -246,6 +246,24 @@ SCALED = (
 )
 
 
+def test_one_unit_of_a_column_moves_its_feature_by_the_feature_unit():
+    encoding = Encoding(
+        columns=(*COLUMNS, Numeric(name="pressure", low=40.0, high=200.0, typical=120.0, spread=16.0)),
+        target=None,
+        person=None,
+        unused=(),
+        outside=Outside.REFUSE,
+        intercept=True,
+    )
+    frame = pd.DataFrame({"age": [50.0, 51.0], "ward": ["a", "a"], "pressure": [120.0, 121.0]})
+    first, second = encoding.encode_features(frame)
+    units = dict(zip(encoding.feature_names, encoding.feature_units, strict=True))
+    moved = dict(zip(encoding.feature_names, second - first, strict=True))
+    assert moved["age"] == pytest.approx(units["age"])
+    assert moved["pressure"] == pytest.approx(units["pressure"])
+    assert units["ward=b"] == units["intercept"] == 1.0
+
+
 def test_spreads_and_shares_by_hand():
     x = encoding(columns=SCALED).encode_features(frame(age=[25, 100], ward=["c", "a"]))
     np.testing.assert_allclose(x, [[-0.75, -0.5, -0.3, 0.8, 1.0], [3.0, 0.5, -0.3, -0.2, 1.0]], rtol=1e-6)

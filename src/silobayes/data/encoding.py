@@ -77,6 +77,11 @@ class Numeric:
         return (self.name,)
 
     @property
+    def feature_units(self) -> tuple[float, ...]:
+        """How far one unit of the column (a year, a mmHg) moves the feature."""
+        return (1.0 / (self.reach if self.spread is None else self.spread),)
+
+    @property
     def max_square(self) -> float:
         """The largest square of the feature."""
         # Rounding is monotone, so no value between the ends is rounded beyond them.
@@ -105,6 +110,11 @@ class Categorical:
     def feature_names(self) -> tuple[str, ...]:
         """One feature per category, in the order listed."""
         return tuple(f"{self.name}={category}" for category in self.categories)
+
+    @property
+    def feature_units(self) -> tuple[float, ...]:
+        """A category is there or not."""
+        return (1.0,) * len(self.feature_names)
 
     @property
     def max_square(self) -> float:
@@ -179,6 +189,12 @@ class Encoding:
         """The name of each column of `x`."""
         names = tuple(name for column in self.columns for name in column.feature_names)
         return (*names, INTERCEPT) if self.intercept else names
+
+    @property
+    def feature_units(self) -> tuple[float, ...]:
+        """How far one unit of its column moves each column of `x`: a coefficient times it is one per year, per mmHg."""
+        units = tuple(unit for column in self.columns for unit in column.feature_units)
+        return (*units, 1.0) if self.intercept else units
 
     @property
     def max_row_norm(self) -> float:
