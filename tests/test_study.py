@@ -412,7 +412,7 @@ def test_features_follow_from_bounds():
     assert by_ward.data.features == ("age",)
     assert by_ward.description.silo_names == ("a", "b", "c")
     also_feature = Study.from_dict(changed(silos={"scheme": "column", "column": "ward"}))
-    assert also_feature.encoding.feature_names == ("age", "ward=a", "ward=b", "ward=c", "intercept")
+    assert also_feature.encoding.feature_names == ("age", "ward=b", "ward=c", "intercept")
 
 
 def test_silo_names_sort_as_they_are_numbered():
@@ -518,8 +518,8 @@ def test_the_hash_is_frozen():
     """Run directories name studies by it; a change here orphans them, so it belongs in the changelog."""
     canonical = (
         '{"aggregation":{"kind":"none"},"data":{"bounds":{"age":[0.0,100.0],"ward":["a","b","c"]},'
-        '"classes":["no","yes"],"features":["age","ward"],"ignore":[],"intercept":true,"outside":"refuse",'
-        '"public":["rows"],"source":"rows.csv","target":"died"},"model":{"kind":"logistic_regression","options":{}},'
+        '"classes":["no","yes"],"coding":"reference","features":["age","ward"],"ignore":[],"intercept":true,'
+        '"outside":"refuse","public":["rows"],"reference":{"ward":"a"},"source":"rows.csv","target":"died"},"model":{"kind":"logistic_regression","options":{}},'
         '"privacy":{"delta":1e-05,"epsilon":1.0,"mode":"dp","relation":"substitute","unit":"row"},'
         '"protocol":{"kind":"pvi"},"silos":{"count":2,"scheme":"even"},"study":{"name":"icu","seed":3}}'
     )

@@ -17,16 +17,8 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from silobayes.core.errors import InvalidInput, require_count, require_member, require_number
-from silobayes.data.encoding import (
-    Categorical,
-    Category,
-    ClassTarget,
-    CountTarget,
-    Encoding,
-    Numeric,
-    Outside,
-    RealTarget,
-)
+from silobayes.data.columns import Categorical, Category, Numeric
+from silobayes.data.encoding import ClassTarget, CountTarget, Encoding, Outside, RealTarget
 
 Bounds = tuple[float, float] | tuple[Category, ...]
 Section = TypeVar("Section")
@@ -41,6 +33,13 @@ class Public(StrEnum):
     BOUNDS = "bounds"
     CATEGORIES = "categories"
     CLASSES = "classes"
+
+
+class Coding(StrEnum):
+    """How a column of categories becomes features."""
+
+    REFERENCE = "reference"
+    ONE_HOT = "one_hot"
 
 
 class SplitScheme(StrEnum):
@@ -114,6 +113,10 @@ class DataSection:
             farther end of its range does.
         shares: Column -> the public share of each category of a categorical feature, in the order of its categories (a
             table of category = share is put into that order); they are subtracted from its features.
+        coding: `reference`: a feature for each category but one, with which the others are compared; `one_hot`: one for
+            each. By default `reference` for regressions with an intercept, otherwise `one_hot`.
+        reference: Column -> the category that the others are compared with; by default the first. Only with `coding`
+            reference.
         classes: The classes of a class target, in the order of their labels 0..K-1.
         target_bounds: (low, high) of a real or count target.
         unit: The column that says whose row it is; needed for, and only for, privacy.unit = "person".
@@ -134,6 +137,8 @@ class DataSection:
     typical: dict[str, float] | None = None
     spread: dict[str, float] | None = None
     shares: dict[str, tuple[float, ...]] | None = None
+    coding: Coding | None = None
+    reference: dict[str, Category] | None = None
     classes: tuple[Category, ...] | None = None
     target_bounds: tuple[float, float] | None = None
     unit: str | None = None
@@ -162,6 +167,13 @@ class DataSection:
             put("spread", _spread(self.spread, self.bounds, self.typical or {}))
         if self.shares is not None:
             put("shares", _shares(self.shares, self.bounds))
+        if self.coding is not None:
+            put("coding", require_member("data.coding", self.coding, Coding, "Say how categories become features."))
+        if self.reference is not None:
+            put("reference", _reference(self.reference, self.bounds))
+            if self.coding is Coding.ONE_HOT:
+                fix = "Each category has a feature of its own; remove the key, or data.coding."
+                raise InvalidInput("data.reference", "no value with coding = one_hot", self.reference, fix)
         if self.rows_per_person is not None:
             fix = "Pass a public bound on the rows of one person."
             require_count("data.rows_per_person", self.rows_per_person, at_least=1, fix=fix)
@@ -324,6 +336,17 @@ class Description:
         count = self.silos.count or 0
         return tuple(f"silo-{k:0{len(str(max(count - 1, 10)))}d}" for k in range(count))
 
+    def coding(self, default: Coding) -> tuple[Coding | None, dict[str, Category] | None]:
+        """`data.coding` and `data.reference` written out; (None, None) where no feature has categories."""
+        data = self.data
+        categorical = [name for name in self.features if self._is_categorical(name)]
+        coding = data.coding or (default if data.reference is None else Coding.REFERENCE)
+        if not categorical:
+            return None, None
+        if coding is Coding.ONE_HOT:
+            return coding, None
+        return coding, {name: (data.reference or {}).get(name, data.bounds[name][0]) for name in categorical}
+
     def encoding(self, target: TargetKind) -> Encoding:
         """The public encoding for a model that explains this kind of target."""
         data = self.data
@@ -336,7 +359,12 @@ class Description:
                 spread=(data.spread or {}).get(name),
             )
             if is_range(bounds := data.bounds[name])
-            else Categorical(name=name, categories=bounds, shares=(data.shares or {}).get(name))
+            else Categorical(
+                name=name,
+                categories=bounds,
+                shares=(data.shares or {}).get(name),
+                reference=(data.reference or {}).get(name),
+            )
             for name in self.features
         )
         described = None
@@ -491,6 +519,21 @@ def _shares(given: object, bounds: Mapping[str, Bounds]) -> dict[str, tuple[floa
             raise InvalidInput(key, expected, math.fsum(shares), fix)
         ordered[str(column)] = shares
     return ordered
+
+
+def _reference(given: object, bounds: Mapping[str, Bounds]) -> dict[str, Category]:
+    if not isinstance(given, Mapping):
+        raise InvalidInput("data.reference", "a table of columns", given, "Write column = category.")
+    for column, category in given.items():
+        key, categories = f"data.reference.{column}", bounds.get(column, ())
+        if not categories or is_range(categories):
+            fix = "Only a feature with categories has a reference; list them in data.bounds."
+            raise InvalidInput(key, "a column with categories", column, fix)
+        if isinstance(category, bool) or category not in categories:
+            fix = "Choose one of the categories of data.bounds, written as there."
+            raise InvalidInput(key, f"one of {', '.join(map(str, categories))}", category, fix)
+    # As it is listed: 1 and 1.0 are the same category.
+    return {str(column): next(c for c in bounds[column] if c == category) for column, category in given.items()}
 
 
 def _bounds(key: str, given: object) -> Bounds:

@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
+from silobayes.data.columns import Numeric
 from silobayes.data.description import SplitScheme
-from silobayes.data.encoding import Encoding, Numeric
+from silobayes.data.encoding import Encoding
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.plans import plan_of
 from silobayes.plans.aggregation import communications
@@ -261,7 +262,7 @@ def made_up_rows(encoding: Encoding) -> np.ndarray:
     Numbers with a declared spread are normal, categories with declared shares have these; all else is drawn evenly.
     """
     rng = np.random.default_rng(0)
-    parts = []
+    parts = {}
     for column in encoding.columns:
         if isinstance(column, Numeric):
             values = rng.uniform(column.low, column.high, size=_MADE_UP_ROWS)
@@ -270,10 +271,8 @@ def made_up_rows(encoding: Encoding) -> np.ndarray:
         else:
             shares = None if column.shares is None else np.array(column.shares) / math.fsum(column.shares)
             values = rng.choice(len(column.categories), size=_MADE_UP_ROWS, p=shares)
-        parts.append(column.encode(values))
-    if encoding.intercept:
-        parts.append(np.ones((_MADE_UP_ROWS, 1)))
-    return np.concatenate(parts, axis=1).astype(np.float64)
+        parts[column.name] = column.encode(values)
+    return encoding.assemble(parts).astype(np.float64)
 
 
 def _widths(model: AbstractGLM, encoding: Encoding, exact: np.ndarray, noisy: np.ndarray) -> tuple[Width, ...]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from silobayes.core.errors import InvalidInput, require_count, require_member, require_number
 from silobayes.data.description import (
+    Coding,
     DataSection,
     Description,
     Public,
@@ -82,6 +83,14 @@ _TARGETS = {
     ModelKind.GAUSSIAN: (TargetKind.NONE,),
     ModelKind.NUMPYRO: (TargetKind.CLASSES, TargetKind.REAL, TargetKind.NONE),
 }
+# Their coefficients are read one by one, so that categories are compared with one of them.
+_REGRESSIONS = (
+    ModelKind.LOGISTIC_REGRESSION,
+    ModelKind.SOFTMAX_REGRESSION,
+    ModelKind.LINEAR_REGRESSION,
+    ModelKind.POISSON_REGRESSION,
+    ModelKind.NEGATIVE_BINOMIAL_REGRESSION,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +224,15 @@ class Study:
 
     def __post_init__(self) -> None:
         # Features are written out, so that the canonical form does not depend on the order of a table.
-        written_out = {"features": self.description.features, "intercept": self._intercept()}
+        intercept, description = self._intercept(), self.description
+        default = Coding.REFERENCE if self.model.kind in _REGRESSIONS and intercept else Coding.ONE_HOT
+        coding, reference = description.coding(default)
+        written_out = {
+            "features": description.features,
+            "intercept": intercept,
+            "coding": coding,
+            "reference": reference,
+        }
         object.__setattr__(self, "data", dataclasses.replace(self.data, **written_out))
         self._check_target()
         self._check_privacy()
