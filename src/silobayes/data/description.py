@@ -17,8 +17,9 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from silobayes.core.errors import InvalidInput, require_count, require_member, require_number
-from silobayes.data.columns import Categorical, Category, Numeric
+from silobayes.data.columns import Categorical, Category, Column, Numeric
 from silobayes.data.encoding import ClassTarget, CountTarget, Encoding, Outside, RealTarget
+from silobayes.data.terms import one_spelling, parse_terms
 
 Bounds = tuple[float, float] | tuple[Category, ...]
 Section = TypeVar("Section")
@@ -117,6 +118,7 @@ class DataSection:
             each. By default `reference` for regressions with an intercept, otherwise `one_hot`.
         reference: Column -> the category that the others are compared with; by default the first. Only with `coding`
             reference.
+        terms: Products of feature columns, `age:ward`, and powers of numeric ones, `age^2`: further features.
         classes: The classes of a class target, in the order of their labels 0..K-1.
         target_bounds: (low, high) of a real or count target.
         unit: The column that says whose row it is; needed for, and only for, privacy.unit = "person".
@@ -139,6 +141,7 @@ class DataSection:
     shares: dict[str, tuple[float, ...]] | None = None
     coding: Coding | None = None
     reference: dict[str, Category] | None = None
+    terms: tuple[str, ...] | None = None
     classes: tuple[Category, ...] | None = None
     target_bounds: tuple[float, float] | None = None
     unit: str | None = None
@@ -174,6 +177,9 @@ class DataSection:
             if self.coding is Coding.ONE_HOT:
                 fix = "Each category has a feature of its own; remove the key, or data.coding."
                 raise InvalidInput("data.reference", "no value with coding = one_hot", self.reference, fix)
+        if self.terms is not None:
+            # None as nothing, so that equal studies have equal hashes.
+            put("terms", tuple(one_spelling(text) for text in _texts("data.terms", self.terms)) or None)
         if self.rows_per_person is not None:
             fix = "Pass a public bound on the rows of one person."
             require_count("data.rows_per_person", self.rows_per_person, at_least=1, fix=fix)
@@ -288,6 +294,7 @@ class Description:
             if column not in self.features and column != silos.column:
                 fix = "Use it as a feature or remove it; the target has target_bounds or classes."
                 raise InvalidInput(f"data.bounds.{column}", "a column of features or of [silos]", column, fix)
+        parse_terms(data.terms or (), self._columns())
         self._check_count()
 
     def _check_count(self) -> None:
@@ -347,10 +354,9 @@ class Description:
             return coding, None
         return coding, {name: (data.reference or {}).get(name, data.bounds[name][0]) for name in categorical}
 
-    def encoding(self, target: TargetKind) -> Encoding:
-        """The public encoding for a model that explains this kind of target."""
+    def _columns(self) -> tuple[Column, ...]:
         data = self.data
-        columns = tuple(
+        return tuple(
             Numeric(
                 name=name,
                 low=(low := float(bounds[0])),
@@ -367,6 +373,10 @@ class Description:
             )
             for name in self.features
         )
+
+    def encoding(self, target: TargetKind) -> Encoding:
+        """The public encoding for a model that explains this kind of target."""
+        data, columns = self.data, self._columns()
         described = None
         if target is not TargetKind.NONE:
             assert data.target is not None
@@ -386,6 +396,7 @@ class Description:
             unused=tuple(str(name) for name in unused),
             outside=data.outside,
             intercept=data.intercept is not False,
+            terms=parse_terms(data.terms or (), columns),
         )
 
 
