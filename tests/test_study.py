@@ -625,3 +625,16 @@ def test_init_writes_just_the_keys_of_a_method(tmp_path):
 def test_a_key_of_another_method_is_refused_by_its_name(key, protocol):
     with pytest.raises(InvalidInput, match=re.escape(key)):
         Study.from_dict(changed(protocol=protocol))
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("intercept", {"age": [0, 1], "intercept": [0, 1]}),
+        ("ward=b", {"ward": ["a", "b"], "ward=b": [0, 1]}),
+    ],
+)
+def test_features_that_would_share_a_name_are_refused_before_anything_is_spent(name, bounds):
+    with pytest.raises(InvalidInput, match=name) as caught:
+        Study.from_dict(changed(data__features=None, data__bounds=bounds))
+    assert caught.value.key == "data.features"

@@ -235,6 +235,7 @@ class Study:
         }
         object.__setattr__(self, "data", dataclasses.replace(self.data, **written_out))
         self._check_target()
+        self._check_names()
         self._check_privacy()
         for check in self.method.checks:
             check(self)
@@ -367,6 +368,13 @@ class Study:
         if self.model.kind is ModelKind.LOGISTIC_REGRESSION and len(data.classes or ()) != 2:
             fix = "Use softmax_regression for more classes."
             raise InvalidInput("data.classes", f"two classes for {kind}", list(data.classes or ()), fix)
+
+    def _check_names(self) -> None:
+        names = self.encoding.feature_names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            fix = "Rename a column or a category: coefficients are told apart by these names."
+            raise InvalidInput("data.features", "features with different names", twice, fix)
 
     def _check_privacy(self) -> None:
         privacy, data = self.privacy, self.data
