@@ -10,13 +10,12 @@ Guarantees:
 """
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.encoding import Category, Encoding, Numeric
+from silobayes.data.encoding import Encoding, Numeric
 
 # Of the distance to the farther end of the range, where no spread is declared.
 _SPREAD = 1 / 3
@@ -28,7 +27,6 @@ def synthetic_table(
     rng: np.random.Generator,
     *,
     correlation: float = 0.0,
-    fixed: Mapping[str, Category] | None = None,
 ) -> pd.DataFrame:
     """A table of features that the encoding accepts.
 
@@ -37,7 +35,6 @@ def synthetic_table(
         num_rows: How many rows.
         rng: Where they come from.
         correlation: Of every two numbers, before they are moved into their ranges; in [0, 1).
-        fixed: Columns that hold one category, such as the name of the silo.
     """
     if not 0.0 <= correlation < 1.0:
         raise InvalidInput("correlation", "a number in [0, 1)", correlation, "0 makes columns independent.")
@@ -52,8 +49,6 @@ def synthetic_table(
         else:
             shares = None if column.shares is None else np.array(column.shares) / math.fsum(column.shares)
             chosen = rng.choice(len(column.categories), size=num_rows, p=shares)
-            if fixed is not None and column.name in fixed:
-                chosen = np.full(num_rows, column.categories.index(fixed[column.name]))
             cells[column.name] = np.array(column.categories)[chosen]
     return pd.DataFrame(cells)
 

@@ -40,6 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
+from scipy import special
 
 from silobayes.core.errors import InvalidInput, require_count, require_number
 from silobayes.families import (
@@ -160,6 +161,10 @@ class Posterior(AbstractPosterior):
             half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * stddev
             columns = {"mean": mean, "sd": stddev, "lower": mean - half, "upper": mean + half, **self._shares}
         return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+
+    def share_below(self, theta: ArrayLike) -> np.ndarray:
+        """Of each parameter, the posterior probability that it is less than in `theta` (unconstrained, as `names`)."""
+        return special.ndtr((np.asarray(theta, float) - self.mean) / self.stddev)
 
     def with_provenance(self, provenance: Mapping[str, Any]) -> "Posterior":
         """See `AbstractPosterior`."""
