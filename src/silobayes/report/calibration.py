@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from silobayes.report.figures import ALONE, BUDGET, EXACT, PRIVATE
 from silobayes.runs.coverage import LEVELS, Calibration, Places
 
 JSON, PNG = "calibration.json", "calibration.png"
-# Ranks of independent truths stay within the band with this probability, bin by bin.
-_BAND = 0.99
+# Standard errors; a bar of honest posteriors is outside in one of a hundred.
+_BAND = 2.58
 _MOST_HISTOGRAMS, _COLUMNS = 12, 4
 
 
@@ -38,10 +37,11 @@ def calibration_figure(calibration: Calibration) -> Figure:
     together = figure.add_subplot(grid[0, _COLUMNS // 2 :], title="all parameters", ylabel="truths")
     together.set_xlabel("position of the truth in the posterior")
     ranks = calibration.places.ranks(calibration.num_bins)
-    _histogram(together, ranks.sum(axis=0), calibration.repetitions, len(calibration.names))
+    _histogram(together, ranks.sum(axis=0), calibration.places.ranks_error(calibration.num_bins))
     for place, k in enumerate(shown):
         axes = figure.add_subplot(grid[1 + place // _COLUMNS, place % _COLUMNS])
-        _histogram(axes, ranks[k], calibration.repetitions, 1)
+        share = 1 / calibration.num_bins
+        _histogram(axes, ranks[k], math.sqrt(calibration.repetitions * share * (1 - share)))
         axes.set_title(calibration.names[k], fontsize="x-small")
         axes.tick_params(labelsize="x-small")
     figure.suptitle(textwrap.fill(calibration.sentence, 110), fontsize="medium")
@@ -68,13 +68,11 @@ def _coverage(axes: Any, calibration: Calibration) -> None:
     axes.legend(loc="upper left", fontsize="small", frameon=False)
 
 
-def _histogram(axes: Any, counts: np.ndarray, repetitions: int, parameters: int) -> None:
-    """Bars, the flat height, and the band of it that repetitions allow if parameters move together."""
-    bins = len(counts)
-    tail = (1 - _BAND) / 2
-    low, high = (parameters * stats.binom.ppf(level, repetitions, 1 / bins) for level in (tail, 1 - tail))
-    axes.axhspan(low, high, color=ALONE, alpha=0.25, linewidth=0)
-    axes.axhline(parameters * repetitions / bins, color=BUDGET, linewidth=0.8, linestyle="--")
+def _histogram(axes: Any, counts: np.ndarray, error: float) -> None:
+    """Bars, the height of flat ones, and the band around it that chance explains."""
+    bins, flat = len(counts), counts.mean()
+    axes.axhspan(max(flat - _BAND * error, 0.0), flat + _BAND * error, color=ALONE, alpha=0.25, linewidth=0)
+    axes.axhline(flat, color=BUDGET, linewidth=0.8, linestyle="--")
     axes.bar((np.arange(bins) + 0.5) / bins, counts, width=0.9 / bins, color=PRIVATE)
     axes.set_xlim(0, 1)
 

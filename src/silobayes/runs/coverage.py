@@ -82,8 +82,15 @@ class Places:
 
     def ranks(self, bins: int) -> np.ndarray:
         """(parameters, bins) how many truths fell into each of `bins` equal parts of the posterior."""
-        places = np.minimum((self.positions * bins).astype(int), bins - 1)
-        return np.stack([np.bincount(column, minlength=bins) for column in places.T])
+        return np.stack([np.bincount(own, minlength=bins) for own in self._parts(bins).T])
+
+    def ranks_error(self, bins: int) -> float:
+        """Of a bin of all parameters together; repetitions are independent, parameters of one need not be."""
+        of_each = np.stack([np.bincount(own, minlength=bins) for own in self._parts(bins)])
+        return math.sqrt(len(of_each) * float(of_each.var(axis=0).mean()))
+
+    def _parts(self, bins: int) -> np.ndarray:
+        return np.minimum((self.positions * bins).astype(int), bins - 1)
 
     def to_json(self) -> dict[str, Any]:
         """Of all parameters together."""
@@ -169,10 +176,11 @@ class Calibration:
             return found + "honest."
         if verdict is Verdict.TOO_WIDE:
             return found + "wider than they need to be."
-        return found + "too narrow" + (f", because {reasons}." if (reasons := " and ".join(self._reasons)) else ".")
+        return found + ": ".join(["too narrow", *filter(None, ["; ".join(self._reasons)])]) + "."
 
     @property
     def _reasons(self) -> list[str]:
+        """What is known to make intervals too narrow here."""
         reasons = []
         if self.is_private and self.intervals is not Intervals.HONEST:
             part = "" if self.intervals is Intervals.NO else "all of "
