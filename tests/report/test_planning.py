@@ -13,7 +13,8 @@ from silobayes.data.columns import Categorical, Numeric
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractGaussianLikeEvent
 from silobayes.privacy.relation import Relation
-from silobayes.report.planning import counted_rows, made_up_rows, plan, silo_rows
+from silobayes.report.planning import made_up_rows, plan
+from silobayes.studies.sizes import counted_rows, silo_rows
 from silobayes.study import Study
 from tests.report import run_cases
 

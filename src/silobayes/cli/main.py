@@ -19,6 +19,7 @@ class _Entry:
 
 
 COMMANDS = {
+    "calibrate": _Entry(module="silobayes.cli.calibrate", summary="Whether a study's intervals would hold the truth."),
     "demo": _Entry(module="silobayes.cli.demo", summary="The main job on simulated silos, offline."),
     "explain": _Entry(module="silobayes.cli.explain", summary="A study in plain words for a data-protection officer."),
     "init": _Entry(module="silobayes.cli.init", summary="A commented study file to start from."),

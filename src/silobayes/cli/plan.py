@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from silobayes.cli.sizes import read_sizes, size_options
 from silobayes.core.digits import round_up
-from silobayes.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from silobayes.report.planning import Plan
@@ -18,14 +18,7 @@ _MAX_LINES = 20
 
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option(
-    "--rows",
-    help="Training rows of all silos together, or N,N,... for each; by default the tables are counted, not read.",
-)
-@click.option(
-    "--persons",
-    help="Persons of all silos together, or N,N,... for each; by default as few as can have so many rows.",
-)
+@size_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(study: Path, rows: str | None, persons: str | None, as_json: bool) -> None:
     """Work out STUDY before any row is read; charges nothing."""
@@ -33,24 +26,11 @@ def plan(study: Path, rows: str | None, persons: str | None, as_json: bool) -> N
     from silobayes.study import Study
 
     meant = Study.from_toml(study)
-    numbers = planning.counted_rows(meant, study.parent) if rows is None else _numbers("--rows", rows)
-    people = None if persons is None else _numbers("--persons", persons)
-    if rows is not None and len(numbers) == 1:
-        numbers = planning.silo_rows(meant, numbers[0])
-    if people is not None and len(people) == 1:
-        people = planning.silo_rows(meant, people[0])
-    made = planning.plan(meant, numbers, people)
+    made = planning.plan(meant, *read_sizes(meant, study.parent, rows, persons))
     if as_json:
         click.echo(json.dumps(made.to_json(), allow_nan=False))
     else:
         _print(made)
-
-
-def _numbers(option: str, given: str) -> list[int]:
-    parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise InvalidInput(option, "a whole number, or one for each silo: N,N,...", given, f"E.g. {option} 20000.")
-    return [int(part) for part in parts]
 
 
 def _print(made: "Plan") -> None:

@@ -24,6 +24,11 @@ class InvalidInput(SiloBayesError, ValueError):
     def __init__(self, key: str, expected: str, got: object, fix: str) -> None:
         super().__init__(f"{key}: expected {expected}, got {got!r}. {fix}")
         self.key = key
+        self._parts = (key, expected, got, fix)
+
+    def __reduce__(self) -> tuple[type["InvalidInput"], tuple[str, str, object, str]]:
+        """So that it can come back from another process; by default only the text would."""
+        return type(self), self._parts
 
 
 class BudgetExceeded(SiloBayesError):

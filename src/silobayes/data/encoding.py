@@ -202,8 +202,7 @@ class Encoding:
         values = self._numbers(cells, key, target.low, target.high, silo)
         if isinstance(target, CountTarget) and np.any(values != np.rint(values)):
             raise _refusal(key, "whole numbers", target.name, silo, "Correct the cells.")
-        # float32 may round past a bound that someone promised; the nearest float32 inside the range does not.
-        return np.clip(values.astype(np.float32), _inside(target.low, target.high), _inside(target.high, target.low))
+        return clip_target(target, values)
 
     def _numbers(self, cells: pd.Series, key: str, low: float, high: float, silo: str) -> np.ndarray:
         values = _as_float(cells)
@@ -244,6 +243,14 @@ def _as_float(cells: pd.Series) -> np.ndarray:
         except TypeError:  # cells that are lists or tables; its text quotes them
             return np.full(len(cells), np.nan)
     return cells.to_numpy(np.float64, na_value=np.nan)
+
+
+def clip_target(target: RealTarget | CountTarget, values: np.ndarray) -> np.ndarray:
+    """Numbers as float32 within the target's range.
+
+    float32 may round past a bound that someone promised; the nearest float32 inside the range does not.
+    """
+    return np.clip(values.astype(np.float32), _inside(target.low, target.high), _inside(target.high, target.low))
 
 
 def cells_of(frame: pd.DataFrame, name: str) -> pd.Series:

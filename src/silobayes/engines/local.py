@@ -132,12 +132,13 @@ def _prepare(inputs: Inputs) -> tuple[Any, Budget | None, Plan]:
     names = [silo.name for silo in inputs.silos]
     if len(set(names)) != len(names):
         raise InvalidInput("silos", "different names", names, "Rename the silos.")
-    sizes = tuple(_sizes(study, silo) for silo in inputs.silos)
+    sizes = tuple(sizes_of(study, silo) for silo in inputs.silos)
     situation = Situation.of(study, inputs.model, inputs.names, sizes)
     return situation.settings, situation.budget, plan_of(situation)
 
 
-def _sizes(study: Study, silo: Silo) -> Sizes:
+def sizes_of(study: Study, silo: Silo) -> Sizes:
+    """What a plan may know of a silo."""
     return Sizes(
         rows=study.public_rows(silo),
         persons=silo.num_persons if study.privacy.unit is Unit.PERSON and silo.persons is not None else None,

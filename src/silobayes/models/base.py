@@ -29,6 +29,7 @@ GaussianEta = MeanFieldGaussianEta | FullGaussianEta
 # the expected logistic score is right to 1e-7, 1e-4 and 2e-3 at standard deviations 1, 2 and 3 of the linear predictor.
 _NODES, _WEIGHTS = (array.astype(np.float32) for array in np.polynomial.hermite_e.hermegauss(12))
 _WEIGHTS /= _WEIGHTS.sum()
+_LARGEST_DRAWN_LOG_RATE = 20.7
 
 
 class AbstractModel(eqx.Module):
@@ -36,6 +37,7 @@ class AbstractModel(eqx.Module):
 
     Guarantees:
         - the log-likelihood is normalised over the target
+        - rows are drawn from the likelihood, parameters from the prior
         - parameter names are as many as parameters, and different
     """
 
@@ -90,6 +92,16 @@ class AbstractModel(eqx.Module):
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
         """Where a first optimisation should start; the prior unless that is a saddle point. Looks at no row."""
 
+    @abc.abstractmethod
+    def draw_prior(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """A theta from the prior."""
+
+    @abc.abstractmethod
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """Rows of the likelihood at theta: targets for the features `x`; models of the features alone draw these."""
+
     def log_predictive(
         self, theta: Float[Array, " dim"], x: Float[Array, "n d"], y: Num[Array, " n"]
     ) -> Float[Array, " n"]:
@@ -118,6 +130,10 @@ class AbstractGaussianPriorModel(AbstractModel):
     def log_prior(self, theta: Float[Array, " dim"]) -> Float[Array, ""]:
         """See `AbstractModel`."""
         return jnp.sum(jax.scipy.stats.norm.logpdf(theta, scale=self.prior_stddev))
+
+    def draw_prior(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """See `AbstractModel`."""
+        return self.prior_stddev * jax.random.normal(key, (self.dim,))
 
 
 class AbstractGLM(AbstractGaussianPriorModel):
@@ -208,6 +224,11 @@ def check_feature_names(feature_names: tuple[str, ...], num_features: int) -> tu
     if len(feature_names) != num_features:
         raise InvalidInput("feature_names", f"{num_features} names", len(feature_names), "Name every column of x.")
     return tuple(feature_names)
+
+
+def draw_counts(log_rate: Float[Array, " n"], key: PRNGKeyArray) -> Float[Array, " n"]:
+    """Poisson counts; a rate beyond 10^9 is drawn as that, which int32 still holds."""
+    return jax.random.poisson(key, jnp.exp(jnp.minimum(log_rate, _LARGEST_DRAWN_LOG_RATE))).astype(jnp.float32)
 
 
 def binary_probabilities(p_one: Float[Array, " n"]) -> Float[Array, "n 2"]:

@@ -7,6 +7,7 @@ diagonal, so that the log-likelihood needs no solve.
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
@@ -60,6 +61,12 @@ class GaussianMean(AbstractGaussianPriorModel):
         """The mean, for every row."""
         return jnp.broadcast_to(theta, x.shape)
 
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return theta + self.noise_stddev * jax.random.normal(key, x.shape), jnp.zeros(x.shape[0])
+
 
 class GaussianMeanCovariance(AbstractGaussianPriorModel):
     """theta = (mean, lower triangle of T with logs on the diagonal). Clipping biases the covariance (skewed score)."""
@@ -112,3 +119,11 @@ class GaussianMeanCovariance(AbstractGaussianPriorModel):
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """The mean, for every row."""
         return jnp.broadcast_to(theta[: self.num_features], x.shape)
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        standardised = jax.random.normal(key, x.shape).T
+        apart = jax.scipy.linalg.solve_triangular(self.precision_factor(theta), standardised, trans="T", lower=True)
+        return theta[: self.num_features] + apart.T, jnp.zeros(x.shape[0])

@@ -7,6 +7,7 @@ as one more parameter.
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
@@ -68,6 +69,12 @@ class LinearRegression(AbstractGLM):
         """Mean of each row."""
         return x @ theta
 
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, x @ theta + self.noise_stddev * jax.random.normal(key, x.shape[:1])
+
 
 class LinearRegressionUnknownNoise(AbstractGaussianPriorModel):
     """theta = (coefficients, log noise). The score of the log noise is skewed: clipping it biases the noise estimate.
@@ -110,3 +117,9 @@ class LinearRegressionUnknownNoise(AbstractGaussianPriorModel):
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""
         return x @ theta[:-1]
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, x @ theta[:-1] + jnp.exp(theta[-1]) * jax.random.normal(key, x.shape[:1])

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from silobayes.models.base import AbstractGLM, Target, binary_probabilities, expected_sigmoid
 from silobayes.models.expectations import log_expected_likelihood
@@ -50,3 +50,9 @@ class LogisticRegression(AbstractGLM):
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n 2"]:
         """Probabilities of classes 0 and 1."""
         return binary_probabilities(jax.nn.sigmoid(x @ theta))
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, jax.random.bernoulli(key, jax.nn.sigmoid(x @ theta)).astype(jnp.int32)

@@ -87,6 +87,12 @@ class BinaryMLP(AbstractMLP):
         """Probabilities of classes 0 and 1."""
         return binary_probabilities(jax.nn.sigmoid(self.forward(theta, x).output[:, 0]))
 
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, jax.random.bernoulli(key, jax.nn.sigmoid(self.forward(theta, x).output[:, 0])).astype(jnp.int32)
+
 
 class ClassesMLP(AbstractMLP):
     """One logit per class."""
@@ -119,6 +125,12 @@ class ClassesMLP(AbstractMLP):
         """Probability of each class."""
         return jax.nn.softmax(self.forward(theta, x).output)
 
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, jax.random.categorical(key, self.forward(theta, x).output)
+
 
 class RealMLP(AbstractMLP):
     """One output: the mean of a Gaussian target with known noise; the score is symmetric, as in linear regression."""
@@ -150,3 +162,9 @@ class RealMLP(AbstractMLP):
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""
         return self.forward(theta, x).output[:, 0]
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, self.predict(theta, x) + self.noise_stddev * jax.random.normal(key, x.shape[:1])

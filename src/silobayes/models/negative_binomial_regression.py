@@ -19,6 +19,7 @@ from silobayes.models.base import (
     GaussianFamily,
     Target,
     check_feature_names,
+    draw_counts,
     expected_sigmoid,
 )
 from silobayes.models.expectations import log_expected_likelihood
@@ -32,6 +33,15 @@ def _log_mass(
     logit = f - log_concentration
     choose = gammaln(y + r) - gammaln(r) - gammaln(y + 1.0)
     return choose - y * jax.nn.softplus(-logit) - r * jax.nn.softplus(logit)
+
+
+def _draw_counts(
+    f: Float[Array, " n"], log_concentration: float | Float[Array, ""], key: PRNGKeyArray
+) -> Float[Array, " n"]:
+    """Poisson counts whose rates are `exp(f)` times a gamma number of mean 1."""
+    rate_key, count_key = jax.random.split(key)
+    log_gamma = jax.random.loggamma(rate_key, jnp.exp(log_concentration), f.shape)
+    return draw_counts(f + log_gamma - log_concentration, count_key)
 
 
 class NegativeBinomialRegression(AbstractGLM):
@@ -79,6 +89,12 @@ class NegativeBinomialRegression(AbstractGLM):
         """Mean of each row."""
         return jnp.exp(x @ theta)
 
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, _draw_counts(x @ theta, math.log(self.concentration), key)
+
 
 class NegativeBinomialRegressionUnknownConcentration(AbstractGaussianPriorModel):
     """theta = (coefficients, log concentration). Clipped by a row's own norm, which biases where many rows reach it."""
@@ -116,3 +132,9 @@ class NegativeBinomialRegressionUnknownConcentration(AbstractGaussianPriorModel)
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""
         return jnp.exp(x @ theta[:-1])
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, _draw_counts(x @ theta[:-1], theta[-1], key)

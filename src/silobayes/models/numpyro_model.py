@@ -63,6 +63,7 @@ class NumpyroModel(AbstractModel):
     gaussian_prior: tuple[tuple[float, ...], tuple[float, ...]] | None = eqx.field(static=True, kw_only=True)
     worst: tuple[float, ...] | None = eqx.field(static=True, kw_only=True)
     num_features: int = eqx.field(static=True, kw_only=True)
+    has_global_factor: bool = eqx.field(static=True, kw_only=True)
     derived: tuple[str, ...] = eqx.field(static=True, kw_only=True)
 
     @property
@@ -123,6 +124,19 @@ class NumpyroModel(AbstractModel):
     def start_eta(self, family: GaussianFamily, key: PRNGKeyArray) -> GaussianEta:
         """The Gaussian stand-in for the prior."""
         return self.prior_eta(family)
+
+    def draw_prior(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """The function's own latents, unconstrained; a factor besides the sites has no part in it, so it is refused."""
+        if self.has_global_factor:
+            fix = "Pass a point instead of drawing from the prior."
+            raise InvalidInput("model", "a prior made of sample sites", "a factor outside the row plate", fix)
+        return self._prior_draw(key)
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """The observed site's own draws."""
+        return x, self._run(theta, x, None)[3].sample(key)
 
     def _example_rows(self, num_rows: int) -> Float[Array, "n d"]:
         return jnp.tile(jnp.asarray(self.example), (num_rows, 1))
@@ -233,6 +247,7 @@ def from_numpyro(
         gaussian_prior=_fixed_normals(function, x_row, y_row) if is_normal and not has_global_factor else None,
         worst=worst_labels,
         num_features=len(x_row),
+        has_global_factor=has_global_factor,
         derived=_derived(function, x_row, y_row),
     )
 

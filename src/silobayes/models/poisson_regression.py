@@ -3,9 +3,9 @@
 import equinox as eqx
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-from silobayes.models.base import AbstractGLM, Target
+from silobayes.models.base import AbstractGLM, Target, draw_counts
 from silobayes.models.expectations import log_expected_likelihood
 
 # A row whose rate overflows has a score that is not finite and would count as zero, so that a q gone astray would never
@@ -55,3 +55,9 @@ class PoissonRegression(AbstractGLM):
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Mean of each row."""
         return jnp.exp(x @ theta)
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, draw_counts(x @ theta, key)

@@ -54,3 +54,9 @@ class SoftmaxRegression(AbstractLayeredModel):
     def predict(self, theta: Float[Array, " dim"], x: Float[Array, "n d"]) -> Float[Array, "n classes"]:
         """Probability of each class."""
         return jax.nn.softmax(self.forward(theta, x).output)
+
+    def draw_rows(
+        self, theta: Float[Array, " dim"], x: Float[Array, "n d"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "n d"], Num[Array, " n"]]:
+        """See `AbstractModel`."""
+        return x, jax.random.categorical(key, self.forward(theta, x).output)

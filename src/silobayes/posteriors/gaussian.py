@@ -42,6 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
+from scipy import special
 
 from silobayes.core.errors import InvalidInput, require_count
 from silobayes.data.encoding import INTERCEPT
@@ -220,6 +221,10 @@ class Posterior(AbstractPosterior):
             fix = "Pass it: posterior.with_units(study.encoding.feature_units)."
             raise InvalidInput("units", expected, repr(self), fix)
         return self.units, ~np.isnan(self.units)
+
+    def share_below(self, theta: ArrayLike) -> np.ndarray:
+        """Of each parameter, the posterior probability that it is less than in `theta` (unconstrained, as `names`)."""
+        return special.ndtr((np.asarray(theta, float) - self.mean) / self.stddev)
 
     def with_provenance(self, provenance: Mapping[str, Any]) -> "Posterior":
         """See `AbstractPosterior`."""

@@ -16,21 +16,16 @@ Guarantees:
     Without noise the expected widths are those of the posterior without privacy; a smaller epsilon never narrows them.
 """
 
-import csv
 import dataclasses
-import gzip
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from silobayes.core.errors import InvalidInput
 from silobayes.data.columns import Numeric
-from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import Encoding
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.plans import plan_of
@@ -42,6 +37,7 @@ from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
 from silobayes.report.explain import clients_per_round, sends_shares, what_leaves
 from silobayes.studies.models import build_model
+from silobayes.studies.sizes import check_rows, counts_persons, samples_persons, silo_units
 from silobayes.study import Study
 
 _MADE_UP_ROWS = 2000
@@ -126,14 +122,11 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
     `persons` matters where batches are drawn from persons or numbers of rows are not public; by default they are as few
     as can have so many rows.
     """
-    names = study.description.silo_names or tuple(f"silo-{k}" for k in range(len(rows)))
-    if len(rows) != len(names) or any(count < 1 for count in rows):
-        fix = "Pass the rows of all silos together, or one number for each."
-        raise InvalidInput("rows", f"{len(names)} positive numbers", list(rows), fix)
+    names = check_rows(study, rows)
     encoding = study.encoding
     features = encoding.feature_names
     model = build_model(study, len(features))
-    numbers = _persons(study, rows, persons)
+    numbers = silo_units(study, rows, persons)
     sizes = tuple(_sizes(study, count, people) for count, people in zip(rows, numbers, strict=True))
     situation = Situation.of(study, model, model.parameter_names(features), sizes)
     made, settings, budget = plan_of(situation), situation.settings, situation.budget
@@ -146,7 +139,7 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             SiloPlan(
                 name=name,
                 rows=count,
-                persons=people if _counts_persons(study) else None,
+                persons=people if counts_persons(study) else None,
                 events=own,
                 epsilon=_epsilon(own, budget),
             )
@@ -160,36 +153,9 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
             settings,
             rows,
             events,
-            rows_per_unit=sum(rows) / sum(numbers) if _samples_persons(study) else 1.0,
+            rows_per_unit=sum(rows) / sum(numbers) if samples_persons(study) else 1.0,
         ),
     )
-
-
-def _counts_persons(study: Study) -> bool:
-    """Whether the numbers of persons decide anything: batches are of persons, or the numbers of rows are not public."""
-    return _samples_persons(study) or not study.tells_rows
-
-
-def _samples_persons(study: Study) -> bool:
-    return study.privacy.unit is Unit.PERSON and study.method.loops
-
-
-def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -> list[int]:
-    """Units of each silo: rows, or persons where their number decides something."""
-    most = study.data.rows_per_person
-    if not _counts_persons(study) or most is None:
-        if persons is not None:
-            fix = "Remove it: nothing in this study depends on how many there are."
-            raise InvalidInput("persons", "nothing for this study", list(persons), fix)
-        return list(rows)
-    fewest = [-(-count // most) for count in rows]
-    if persons is None:
-        return fewest
-    sizes = list(zip(fewest, persons, rows, strict=False))
-    if len(persons) != len(rows) or any(not low <= count <= high for low, count, high in sizes):
-        expected = f"{len(rows)} numbers of persons with 1 to {most} rows each"
-        raise InvalidInput("persons", expected, list(persons), "Correct them, or data.rows_per_person.")
-    return list(persons)
 
 
 def _sizes(study: Study, rows: int, persons: int) -> Sizes:
@@ -279,45 +245,3 @@ def _widths(model: AbstractGLM, encoding: Encoding, exact: np.ndarray, noisy: np
     sds = [np.sqrt(np.diag(covariance)).tolist() for covariance in (exact, noisy)]
     names = model.parameter_names(encoding.feature_names)
     return tuple(Width(name=name, not_private=a, private=b) for name, a, b in zip(names, *sds, strict=True))
-
-
-def silo_rows(study: Study, total: int) -> list[int]:
-    """Rows of each silo when `total` training rows are dealt; a split by column is taken as even."""
-    count = len(study.description.silo_names)
-    if count == 0:
-        raise InvalidInput("silos.count", "a number of silos", "nothing", "Name tables, or pass the rows of each silo.")
-    if study.silos.scheme is SplitScheme.RHO_KAPPA and study.silos.rho is not None:
-        shares = [1.0 - study.silos.rho] * (count // 2) + [1.0 + study.silos.rho] * (count - count // 2)
-        return [int(total / count * share) for share in shares]
-    return [total // count + (k < total % count) for k in range(count)]
-
-
-def counted_rows(study: Study, folder: Path) -> list[int]:
-    """Training rows of each silo from the length of the tables; the study declares these numbers public."""
-    data = study.data
-    held_out = data.test if isinstance(data.test, float) else 0.0
-    if data.files is not None:
-        lengths = [_length(folder / path, f"data.files.{name}") for name, path in data.files.items()]
-        return [length - round(held_out * length) for length in lengths]
-    if data.source is None:
-        raise InvalidInput("rows", "the number of rows", "nothing", "Pass --rows: the study names no table.")
-    length = _length(folder / data.source, "data.source")
-    return silo_rows(study, length - round(held_out * length))
-
-
-def _length(path: Path, key: str) -> int:
-    """Rows of a table, counted and not read."""
-    name = path.name.lower()
-    try:
-        if name.endswith((".csv", ".csv.gz")):
-            with (gzip.open if name.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig", newline="") as lines:
-                return sum(1 for line in csv.reader(lines) if line) - 1
-        if name.endswith(".parquet"):
-            from pyarrow import parquet
-
-            return parquet.read_metadata(path).num_rows
-        with np.load(path, allow_pickle=False) as arrays:
-            return len(arrays[arrays.files[0]])
-    except Exception:  # a parser's own text may quote a row
-        fix = "Pass --rows if the table is elsewhere."
-        raise InvalidInput(key, "a table whose rows can be counted", str(path), fix) from None
