@@ -109,7 +109,7 @@ def test_made_up_silos_have_their_sizes_and_lie_within_what_is_declared() -> Non
     counts = study_with(
         data={"target_bounds": [0, 6]},
         model={"kind": "poisson_regression", "options": {}},
-        protocol={"privatise": None},
+        protocol={"privatise": "dp_optimisation"},
     )
     silos = rehearsal_of(counts).make_up(np.array([1.0, 1, 1, 1, 0.0]), np.random.default_rng(0)).silos
     assert set(np.unique(np.concatenate([silo.y for silo in silos]))) <= set(range(7))
@@ -121,7 +121,7 @@ def test_features_of_a_model_of_features_are_moved_into_their_ranges() -> None:
     gaussian = study_with(
         data=data,
         model={"kind": "gaussian", "options": {"noise_stddev": 0.5}},
-        protocol={"privatise": None},
+        protocol={"privatise": "dp_optimisation"},
     )
     made = rehearsal_of(gaussian, rows=(4000, 10, 10)).make_up(np.array([1.0, 0.0]), np.random.default_rng(0))
     x = made.silos[0].x
@@ -142,7 +142,7 @@ def test_labels_are_dealt_as_the_study_says_or_evenly_where_they_cannot() -> Non
         data={"classes": ["no", "yes"], "target_bounds": None},
         silos={"count": 2, "scheme": "label_skew", "rho": 0.9},
         model={"kind": "logistic_regression", "options": {}},
-        protocol={"privatise": None},
+        protocol={"privatise": "dp_optimisation"},
     )
     ready = rehearsal_of(study, rows=(100, 100))
     made = ready.make_up(np.zeros(5), np.random.default_rng(0))
