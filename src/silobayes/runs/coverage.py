@@ -23,7 +23,7 @@ LEVELS = (0.5, 0.8, 0.95)
 # What counts as honest at 95 %: closer than this, or than so many standard errors.
 TOLERANCE, ERRORS = 0.02, 3.0
 # Where so many standard errors are more than this, nothing can be said.
-_WIDEST = 0.07
+_WIDEST = 0.05
 _CLIPPED = 0.01
 _ALMOST_PRIOR = 0.9
 
@@ -140,6 +140,9 @@ class Calibration:
     dealt_evenly: int
     facts: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Calibration({self.method}, {self.repetitions} repetitions)"
 
     @property
     def repetitions(self) -> int:
