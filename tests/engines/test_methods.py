@@ -168,9 +168,9 @@ def test_a_network_under_noise_alone_stays_finite(posterior, farthest):
 
 
 def test_permuting_silos_changes_nothing():
-    silos = make_silos((80, 100, 120, 81))
+    silos = make_silos(OF_ONE_SHAPE)
     settings = dataclasses.replace(PLAIN, rounds=3, damping=0.4)
-    orders = (range(4), (2, 0, 3, 1))
+    orders = (range(3), (2, 0, 1))
     first, second = (Run(MODEL, [silos[k] for k in order], settings).finish().state.eta_q for order in orders)
     for left, right in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-4)
