@@ -250,7 +250,7 @@ class Posterior(AbstractPosterior):
         thetas = self.sample(num_draws, seed=seed)
         if not isinstance(self.model, NumpyroModel):
             return {"theta": thetas}
-        values = jax.vmap(self.model.constrain)(jnp.asarray(thetas))
+        values = _constrained(self.model, jnp.asarray(thetas))
         names = (*(site.name for site in self.model.sites), *self.model.derived)
         return {name: np.asarray(values[name]) for name in names}
 
@@ -404,6 +404,11 @@ class Posterior(AbstractPosterior):
         if covariance is None:
             return rows**2 @ self.stddev**2
         return np.maximum(((rows @ covariance) * rows).sum(axis=1), 0.0)
+
+
+@eqx.filter_jit
+def _constrained(model: NumpyroModel, thetas: Float[Array, "draws dim"]) -> dict[str, Array]:
+    return jax.vmap(model.constrain)(thetas)
 
 
 @eqx.filter_jit
