@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
-# Of the entries' spread: how far J may be from the guess beyond what its own noise lets see, where products know better.
+# Of the entries' spread: how far J may be from the guess where products know better than its own noise lets see.
 _SLACK = 0.2
 _ITERATIONS = 20
 _LEAST_TAU, _LARGEST_TAU = 1e-4, 4.0

@@ -1,11 +1,12 @@
 """Regressions from centred scores (UNCERTAINTY): a few rounds, each one joint noisy sum at a public Gaussian.
 
 The mathematics stands in `inference.centred`. Each round is a part of its own, because each has its own noise: the last
-rounds, which count, have the larger shares of the budget. Without privacy a round is a step of Newton's method.
+rounds, which count, have the larger shares of the budget.
 
 Guarantees:
     - intervals include the privacy noise
-    - without privacy it is the Laplace approximation at the exact mode
+    - a round's sum moves by no more than is priced
+    - the server sees sums and public numbers only
 """
 
 from dataclasses import dataclass, field
@@ -17,15 +18,16 @@ import numpy as np
 
 from silobayes.families import FullGaussian
 from silobayes.inference import centred
-from silobayes.inference.centred import Answer, Centre, Frame, Rounds
+from silobayes.inference.centred import Answer, Rounds
+from silobayes.inference.centred_sums import Centre, Frame, round_sum
 from silobayes.inference.layouts import PersonSlots
 from silobayes.inference.solvers import AllRows
 from silobayes.models.base import AbstractModel
 from silobayes.posteriors import Posterior
-from silobayes.privacy.clipping import Bounded, pack_symmetric, unpack_symmetric
+from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
-from silobayes.privacy.queries import Message, OpenSum, PrivateSum, Total
+from silobayes.privacy.queries import Message, PrivateSum, Total
 from silobayes.privacy.relation import Unit
 from silobayes.protocols import pvi
 from silobayes.protocols.etas import eta_info, to_host
@@ -62,7 +64,7 @@ class CentredSilo(AbstractSilo[tuple[()]]):
         present = np.asarray(found.present)
         slots = np.flatnonzero(present)
         persons = slots // seat.layout.rows_per_person if isinstance(seat.layout, PersonSlots) else None
-        return centred.round_sum(
+        return round_sum(
             np.asarray(found.x, np.float64)[present],
             np.asarray(found.y, np.float64)[present],
             down,
@@ -79,8 +81,9 @@ class CentredSilo(AbstractSilo[tuple[()]]):
 
 
 class ServerState(eqx.Module):
-    """What was released and where it was asked, round by round, and the next centre; all public."""
+    """What was released in rounds so far, where it was asked and of whom, and the next centre; all public."""
 
+    num_rounds: int
     sums: np.ndarray
     stddevs: np.ndarray
     centres: np.ndarray
@@ -111,12 +114,13 @@ class CentredServer(AbstractServer[ServerState]):
 
     def init(self) -> ServerState:
         """The prior, around the start."""
-        dim, size = self.frame.dim, sum(block.size for block in self.queries[0].layouts[0].blocks)
+        count, size = len(self.queries), self.queries[0].layouts[0].total.size
         return ServerState(
-            sums=np.zeros((0, size)),
-            stddevs=np.zeros((0, len(self.frame.shares))),
-            centres=np.zeros((0, dim)),
-            members=np.zeros((0, len(self.rows))),
+            num_rounds=0,
+            sums=np.zeros((count, size)),
+            stddevs=np.ones((count, len(self.frame.shares))),
+            centres=np.zeros((count, self.frame.dim)),
+            members=np.zeros((count, len(self.rows))),
             mean=self.start / self.frame.units,
             covariance=np.diag(1.0 / self.frame.prior_precision),
         )
@@ -130,39 +134,40 @@ class CentredServer(AbstractServer[ServerState]):
         read = self.queries[visit.part].read(total)
         members = np.isin(np.arange(len(self.rows)), total.members)
         whole = sum(self.rows) / float(np.dot(members, self.rows))
-        rounds = ServerState(
-            sums=np.concatenate([state.sums, whole * np.concatenate(read.blocks)[None]]),
-            stddevs=np.concatenate([state.stddevs, whole * np.array(read.stddevs)[None]]),
-            centres=np.concatenate([state.centres, state.mean[None]]),
-            members=np.concatenate([state.members, whole * members[None]]),
+        row = state.num_rounds
+        state = ServerState(
+            num_rounds=row + 1,
+            sums=_with_row(state.sums, row, whole * np.concatenate(read.blocks)),
+            stddevs=_with_row(state.stddevs, row, whole * np.array(read.stddevs)),
+            centres=_with_row(state.centres, row, state.mean),
+            members=_with_row(state.members, row, whole * members),
             mean=state.mean,
             covariance=state.covariance,
         )
-        then = centred.next_centre(self.down(state, visit), self.answer(rounds), self.frame)
+        then = centred.next_centre(self.down(state, visit), self.answer(state), self.frame)
         return Merged(
-            state=eqx.tree_at(lambda own: (own.mean, own.covariance), rounds, (then.mean, then.covariance)),
-            counted=True,
+            state=eqx.tree_at(lambda own: (own.mean, own.covariance), state, (then.mean, then.covariance)), counted=True
         )
 
     def answer(self, state: ServerState) -> Answer:
         """The posterior in the frame's units."""
-        weights = centred.weights_of_rounds(state.stddevs)
-        counts = weights @ state.members[-len(weights) :]
-        return centred.answer(
-            Rounds(
-                sums=state.sums,
-                stddevs=state.stddevs,
-                centres=state.centres,
-                repeats=float(np.dot(counts**2, self.rows) / sum(self.rows)),
-            ),
-            self.frame,
+        made = slice(0, state.num_rounds)
+        weights = centred.weights_of_rounds(state.stddevs[made])
+        counts = weights @ state.members[made][-len(weights) :]
+        rounds = Rounds(
+            sums=state.sums[made],
+            stddevs=state.stddevs[made],
+            centres=state.centres[made],
+            repeats=float(np.dot(counts**2, self.rows) / sum(self.rows)),
         )
+        return centred.answer(rounds, self.frame)
 
     def posterior(self, state: ServerState) -> Posterior:
         """See `AbstractServer`."""
-        if len(state.sums) == 0:
-            return _gaussian(self.model, self.names, self.start, np.diag(self.frame.units**2 / self._precision))
-        reached, units = self.answer(state), self.frame.units
+        units = self.frame.units
+        if state.num_rounds == 0:
+            return _gaussian(self.model, self.names, self.start, np.diag(units**2 / self.frame.prior_precision))
+        reached = self.answer(state)
         return _gaussian(
             self.model,
             self.names,
@@ -177,9 +182,11 @@ class CentredServer(AbstractServer[ServerState]):
         """The present answer."""
         return eta_info(to_host(self.posterior(state).eta))
 
-    @property
-    def _precision(self) -> np.ndarray:
-        return self.frame.prior_precision
+
+def _with_row(log: np.ndarray, row: int, values: np.ndarray) -> np.ndarray:
+    new = log.copy()
+    new[row] = values
+    return new
 
 
 def _gaussian(
@@ -188,33 +195,3 @@ def _gaussian(
     family = FullGaussian(dimension=len(mean))
     eta = family.from_standard(mean=jnp.asarray(mean), covariance=jnp.asarray(covariance))
     return Posterior(family=family, eta=eta, names=names, model=model, covariance=covariance, **more)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NewtonSilo(AbstractSilo[tuple[()]]):
-    """Without privacy: the exact slope and curvature at the centre."""
-
-    query: OpenSum
-    frame: Frame
-    solve: AllRows = field(default_factory=AllRows)
-
-    def init(self, seat: Seat) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def reply(
-        self, door: Door | None, seat: Seat, own: tuple[()], down: np.ndarray, found: Any
-    ) -> tuple[tuple[()], Message]:
-        """See `AbstractSilo`."""
-        present = np.asarray(found.present)
-        x, y = (np.asarray(leaf, np.float64)[present] for leaf in (found.x, found.y))
-        slope, curvature = centred.likelihood(x, y, down, self.frame)
-        return own, self.query.write(np.concatenate([slope, pack_symmetric(curvature)]))
-
-    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
-        """Nothing."""
-        return ()
