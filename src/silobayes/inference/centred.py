@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
-from silobayes.inference.centred_sums import Centre, Frame
+from silobayes.inference.centred_sums import Centre, Frame, curvatures
 from silobayes.inference.noisy_curvature import Positive, Products, Scores, condition, positive, shrink
 from silobayes.privacy.clipping import unpack_symmetric
 
@@ -126,6 +126,27 @@ def _curvature(
     return positive(condition(shrunk, products, guess), shrunk.variance, guess, scores, products)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Expected:
+    """Covariances of the coefficients of x without and with privacy, and what share of the latter privacy makes."""
+
+    not_private: np.ndarray = field(repr=False)
+    private: np.ndarray = field(repr=False)
+    privacy_share: np.ndarray = field(repr=False)
+
+
+def expected(x: np.ndarray, start: np.ndarray, frame: Frame, *, num_rows: int, noise_variance: float) -> Expected:
+    """Of so many rows like `x` whose coefficients are near the start, with such noise on scores."""
+    dim, scale = frame.dim, num_rows / len(x)
+    centre = Centre(mean=start / frame.units, covariance=np.zeros((dim, dim)))
+    exact, weighted, rows = (scale * part for part in curvatures(x, centre, frame))
+    prior, back = np.diag(frame.prior_precision), np.outer(frame.units, frame.units)
+    gain = np.linalg.solve(rows + noise_variance * np.eye(dim), weighted)
+    covariance = np.linalg.inv(weighted @ gain + prior)
+    share = noise_variance * np.sum((covariance @ gain.T) ** 2, axis=1) / np.diag(covariance)
+    return Expected(not_private=np.linalg.inv(exact + prior) * back, private=covariance * back, privacy_share=share)
+
+
 def next_centre(last: Centre, reached: Answer, frame: Frame) -> Centre:
     """Where to ask next: at the answer, but not too far at once, or a chain that noise leads astray would run away."""
     move = reached.mean - last.mean
@@ -144,8 +165,8 @@ def warnings(reached: Answer, frame: Frame, names: tuple[str, ...]) -> tuple[str
         )
     if reached.num_hidden > _HIDDEN_SHARE * frame.dim:
         told.append(
-            f"In {reached.num_hidden} of {frame.dim} directions noise hides how much the rows say: columns go together, "
-            "or the budget is small. Intervals there are cautious. Declare spreads and shares, drop columns that others "
+            f"In {reached.num_hidden} of {frame.dim} directions noise hides how much rows say: columns go together, or the "
+            "budget is small. Intervals there are cautious. Declare spreads and shares, drop columns that others "
             "tell, or take a larger epsilon."
         )
     if reached.surprise < _SURPRISE:

@@ -7,8 +7,8 @@ In units z = P x that make columns alike, with a score r of slope h (`models.sco
 
 Sensitivity. With the score's bound b, weights are `min(1, C / (|z| b), K / (trace(h) |z|^2))` and know no label. So
 |w r z| <= C, |w h z z'| <= w trace(h) |z|^2 <= K, w^2 |r|^2 |z|^2 <= C^2, and Var(r) <= b^2 likewise. The products are
-cut at norms that a logistic row never reaches: w h |z'm| |z| <= C max_f p (1 - p) |f| / max(p, 1 - p) < .2785 C where q is
-narrow, and C / 2 with 1 for z'm. Of a person the sum over rows takes the place of |z| b and trace(h) |z|^2. What
+cut at norms that a logistic row never reaches: w h |z'm| |z| <= C max_f p (1 - p) |f| / max(p, 1 - p) < .2785 C where
+q is narrow, and C / 2 with 1 for z'm. Of a person the sum over rows takes the place of |z| b and trace(h) |z|^2. What
 `privacy.products` clips again is clipped for safety only: no price depends on these weights.
 """
 
@@ -203,6 +203,22 @@ def round_sum(
     if "intercept" in frame.shares:
         statistics["intercept"] = Vectors(x=z, factors=slope[:, :, 0], **of("intercept", Terms.GENERAL))
     return clip_products(list(statistics.values()), capacity=capacity, unit=unit, units=persons)
+
+
+def curvatures(x: np.ndarray, centre: Centre, frame: Frame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Exact, without noise: of the likelihood, of weighted scores, and the covariance of weighted scores."""
+    z, k = x * frame.stretch, frame.score.outputs
+    predictors, spread = _predictors(z, centre, k)
+    score = frame.score(predictors, spread, np.zeros(len(x)))
+    squares, traces = np.sum(z**2, axis=1), np.trace(score.slope, axis1=1, axis2=2)
+    weights = _weights(np.sqrt(squares) * score.bound, traces * squares, frame, None)
+    ratio = score.variance / traces
+
+    def summed(factors: np.ndarray) -> np.ndarray:
+        whole = np.einsum("ni,nab,nj->iajb", z, score.slope * factors[:, None, None], z, optimize=True)
+        return whole.reshape(frame.dim, frame.dim)
+
+    return summed(np.ones(len(x))), summed(weights), summed(weights**2 * ratio)
 
 
 def _predictors(z: np.ndarray, centre: Centre, k: int) -> tuple[np.ndarray, np.ndarray]:

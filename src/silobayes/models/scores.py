@@ -19,6 +19,7 @@ Guarantees:
 """
 
 import abc
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,11 @@ class AbstractCentredScore(abc.ABC):
     @abc.abstractmethod
     def typical_slope(self) -> np.ndarray:
         """(k, k): slopes there."""
+
+    @property
+    def typical_predictor(self) -> float:
+        """Where the intercept starts."""
+        return 0.0
 
 
 def _single(residual: np.ndarray, bound: np.ndarray, slope: np.ndarray, variance: np.ndarray) -> Score:
@@ -168,7 +174,12 @@ class CountScore(AbstractCentredScore):
     def typical_bound(self) -> float:
         """See `AbstractCentredScore`."""
         weight = 1.0 / (1.0 + self.typical_rate / self.concentration)
-        return weight * max(1.0, _REACH * np.sqrt(self.typical_rate / weight))
+        return weight * max(1.0, _REACH * math.sqrt(self.typical_rate / weight))
+
+    @property
+    def typical_predictor(self) -> float:
+        """See `AbstractCentredScore`."""
+        return math.log(self.typical_rate)
 
     @property
     def typical_slope(self) -> np.ndarray:
