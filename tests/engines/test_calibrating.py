@@ -36,7 +36,7 @@ OPEN: dict[str, Any] = {
 }
 PRIVATE = {"epsilon": 1.0, "delta": 1e-5, "relation": "substitute", "unit": "row"}
 EXACT = Study.from_dict(OPEN)
-REPETITIONS = 300
+REPETITIONS = 200
 
 
 def calibrate(study: Study = EXACT, **options: Any) -> Calibration:
@@ -147,7 +147,7 @@ def test_an_interrupt_keeps_what_was_done(exact: Calibration, monkeypatch: pytes
     found = calibrate(repetitions=REPETITIONS, progress=stop)
     assert found.repetitions == 25
     np.testing.assert_array_equal(found.places.positions, exact.places.positions[:25])
-    assert "Stopped after 25 of 300 repetitions." in found.remarks
+    assert "Stopped after 25 of 200 repetitions." in found.remarks
 
     def stop_at_once(number: Any, *_: Any) -> Any:
         raise KeyboardInterrupt

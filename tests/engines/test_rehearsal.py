@@ -20,7 +20,7 @@ from silobayes.study import Study
 from tests.oracle.cases import CASES, NOISE_SEED
 
 BY_NAME = {case.name: case for case in CASES}
-QUICK = {"sufficient_statistics, sharing, full", "virtual_clients, masks, person"}
+QUICK = {"sufficient_statistics, sharing, full"}
 
 TABLES: dict[str, Any] = {
     "study": {"name": "small", "seed": 3},
@@ -106,6 +106,10 @@ def test_made_up_silos_have_their_sizes_and_lie_within_what_is_declared() -> Non
     # N(1, 1 + 4) is beyond 4 with probability .090 and below -4 with .013, as far as x is not clipped.
     assert 0.08 < made.clipped < 0.12
     assert not made.dealt_evenly
+
+
+@pytest.mark.slow
+def test_made_up_counts_are_whole_and_within_their_range() -> None:
     counts = study_with(
         data={"target_bounds": [0, 6]},
         model={"kind": "poisson_regression", "options": {}},

@@ -139,4 +139,3 @@ def test_what_is_written_is_json_and_a_picture(tmp_path):
     alone = calibration(places(repetitions=30), exact=None)
     assert alone.width_ratios is None
     assert alone.to_json()["without_privacy"] is None
-    write_calibration(alone, tmp_path / "alone")
