@@ -18,10 +18,11 @@ CAPACITY = 8
 HOSTILE = (0.0, -0.0, 5e-324, 2.3e-308, 1e-200, -1e-160, 1e-7, 1.0, -3.0, 1e8, 1e153, -1e160, 1e200, 1.7e308)
 # Mostly what breaks sums, now and then anything.
 any_float = st.one_of(st.sampled_from((*HOSTILE, math.inf, -math.inf, math.nan)), st.floats(-4, 4), st.floats(width=64))
+ANY_NUMBER = st.integers(0, CAPACITY)
 
 
 @st.composite
-def tables(draw, num_rows=st.integers(0, CAPACITY)):
+def tables(draw, num_rows=ANY_NUMBER):
     """x, the factors of vectors, roots of the factors of matrices, numbers."""
     n, d, k = draw(num_rows), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     return {
@@ -183,6 +184,20 @@ def test_the_order_of_rows_moves_products_by_no_more_than_the_room_of_their_norm
     assert np.abs(one.total - two.total).max(initial=0) <= 1  # next to a half of a cell, the last bit decides
 
 
+@pytest.mark.parametrize(
+    ("x", "factor"),
+    [(1e150, 1e-200), (1e88, 2e-177), (1e153, 1e-300), (1e160, 1e-200), (1e-200, 1e300), (1e-90, 1e250)],
+)
+def test_small_factors_of_large_rows_are_clipped_like_any_others(x, factor):
+    """Squares of small numbers are zero, of large ones infinite: norms must not be made of them."""
+    for own in (
+        Vectors(x=np.array([[x, x]]), factors=np.array([[factor, factor]]), clip_norm=1e-3, scale=1e-3),
+        Matrices(x=np.array([[x, -x]]), factors=np.full((1, 2, 2), factor), clip_norm=1e-3, scale=1e-3),
+    ):
+        bounded = clip_products([own], capacity=1)
+        assert np.linalg.norm(bounded.total * bounded.grid) <= bounded.norm
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
 def test_a_row_whose_terms_are_not_finite_contributes_nothing(bad):
     """Nor does it take others along; terms of the same row that are finite stay."""
@@ -195,7 +210,7 @@ def test_a_row_whose_terms_are_not_finite_contributes_nothing(bad):
     one, two = (clip_products(statistics_of(own), capacity=CAPACITY) for own in (hostile, without))
     ends = np.cumsum([block.size for block in one.blocks])[:-1]
     parts = [np.split(bounded.total, ends) for bounded in (one, two)]
-    if not abs(bad) < math.inf:
+    if not abs(bad) < math.inf:  # the vector of 1e200 is finite
         assert np.array_equal(parts[0][0], parts[1][0])
     assert np.array_equal(parts[0][1], parts[1][1])  # the square of 1e200 is not finite either
     assert parts[0][2] > parts[1][2]
@@ -238,15 +253,9 @@ def test_of_no_rows_the_sum_is_zero_and_priced_like_any_other():
     none = {name: column[:0] for name, column in table.items()}
     for persons in (None, np.array([0, 0, 1])):
         unit = Unit.ROW if persons is None else Unit.PERSON
-        full, empty = (
-            clip_products(
-                statistics_of(own),
-                capacity=CAPACITY,
-                unit=unit,
-                units=None if persons is None else persons[: len(own["x"])],
-            )
-            for own in (table, none)
-        )
+        none_of_them = None if persons is None else persons[:0]
+        full = clip_products(statistics_of(table), capacity=CAPACITY, unit=unit, units=persons)
+        empty = clip_products(statistics_of(none), capacity=CAPACITY, unit=unit, units=none_of_them)
         assert not empty.total.any()
         assert empty.blocks == full.blocks
         assert (empty.grid, empty.unit, empty.total.shape) == (full.grid, full.unit, full.total.shape)
