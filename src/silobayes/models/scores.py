@@ -93,8 +93,8 @@ class LogisticScore(AbstractCentredScore):
         """See `AbstractCentredScore`."""
         f = mean + np.sqrt(covariance[:, 0]) * _NODES
         p = special.expit(f)
-        slope = (p * (1 - p)) @ _WEIGHTS
-        p = p @ _WEIGHTS
+        slope = np.sum(p * (1 - p) * _WEIGHTS, axis=1)
+        p = np.sum(p * _WEIGHTS, axis=1)
         return _single(y - p, np.maximum(p, 1 - p), slope, p * (1 - p))
 
     @property
