@@ -25,9 +25,10 @@ from silobayes.protocols.roles import AbstractSilo, Plan, Seat
 from silobayes.protocols.schedule import Visit
 from silobayes.study import AggregationSection
 from silobayes.testing import FreeAccount
+from tests.engines.centred_cases import CENTRED
 from tests.oracle.cases import CASES, Case
 
-BY_NAME = {case.name: case for case in CASES}
+BY_NAME = {case.name: case for case in (*CASES, *CENTRED)}
 # What compiles most, or compiles what another case has compiled.
 SLOW = {
     "none, full",
@@ -48,6 +49,11 @@ SLOW = {
     "streaming_vb",
     "streaming_vb, private",
     "network, none",
+    "centred, softmax",
+    "centred, negative binomial",
+    "centred, linear",
+    "centred, masks, sampled",
+    "centred, sharing, add_remove",
 }
 
 

@@ -8,10 +8,11 @@ import jax
 import pytest
 
 import silobayes
+from tests.engines.centred_cases import CENTRED
 from tests.engines.walk import room_ranks, upward_calls, walk
 from tests.oracle.cases import CASES, NOISE_SEED
 
-QUICK = ("dp_optimisation", "virtual_clients, masks")
+QUICK = ("dp_optimisation", "virtual_clients, masks", "centred, masks, person")
 # One of each method, of each way to run its visits and of each start before the rounds.
 WALKED = (
     "none",
@@ -32,12 +33,14 @@ WALKED = (
     "linreg",
     "linreg, sharing",
     "linreg, input_perturbation",
+    "centred, softmax",
+    "centred, poisson",
 )
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in WALKED)])
 def test_no_room_is_called_by_a_lower_one_during_a_visit(name, tmp_path):
-    (case,) = (case for case in CASES if case.name == name)
+    (case,) = (case for case in (*CASES, *CENTRED) if case.name == name)
 
     def run(progress: Callable[[Any], None]) -> None:
         jax.clear_caches()  # what was compiled before would be called unseen

@@ -93,7 +93,12 @@ class Case:
 
     @property
     def _target(self) -> str:
-        by_kind = {"softmax_regression": "many", "poisson_regression": "count", "linear_regression": "real"}
+        by_kind = {
+            "softmax_regression": "many",
+            "poisson_regression": "count",
+            "negative_binomial_regression": "count",
+            "linear_regression": "real",
+        }
         return by_kind.get(self.model["kind"], "classes")
 
     def _rows(self, k: int) -> pd.DataFrame:
