@@ -20,7 +20,7 @@ Guarantees:
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,8 +43,8 @@ from silobayes.protocols.schedule import Visit
 _MAX_LAG = 3
 
 
-class SiloState(eqx.Module):
-    """The silo's factor `t_m`."""
+class SiloState(NamedTuple):
+    """The silo's factor `t_m`; a tuple, because many silos make one in every visit."""
 
     eta_t: Eta
 
@@ -254,7 +254,7 @@ def changed(query: OpenSum, own: Any, d_eta: Eta) -> tuple[Any, Message]:
     """The state and the message of a silo whose factor changes: as it was rounded, so that q stays the product."""
     message = query.write(flatten_eta(d_eta))
     assert message.value is not None
-    return dataclasses.replace(own, eta_t=own.eta_t + unflatten_eta(message.value, own.eta_t)), message
+    return own._replace(eta_t=own.eta_t + unflatten_eta(message.value, own.eta_t)), message
 
 
 def draw_loop(door: Door | None, loop: StepPlan) -> tuple[Step, np.ndarray]:
