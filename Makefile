@@ -16,8 +16,9 @@ $(STAMP): pyproject.toml
 demo: env
 	$(BIN)/silobayes demo
 
+# The tests of a file run in one process, so that what they share is compiled once.
 test: env
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: env
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -136,7 +136,7 @@ def test_sizes_follow_what_the_study_declares_and_bounds_what_it_accepts():
     assert scaled.clip_norm == plain.clip_norm
     tables["data"]["bounds"]["x0"] = ["a", "b", "c"]
     del tables["data"]["spread"]["x0"]
-    tables["data"]["shares"] = {"x0": [0.2, 0.3, 0.5]}
+    tables["data"] |= {"shares": {"x0": [0.2, 0.3, 0.5]}, "coding": "one_hot"}
     assert settings_of(Study.from_dict(tables), FACTS).clip_norm == pytest.approx(plain.clip_norm * (3.62 / 4) ** 0.5)
 
 
@@ -193,6 +193,7 @@ def many_columns(declared: bool, **protocol) -> tuple[Study, dict[str, pd.DataFr
         "target": "y",
         "classes": [0, 1],
         "bounds": {f"c{k}": ["a", "b"] for k in range(12)},
+        "coding": "one_hot",
         "public": ["rows", "test"],
         "test": 0.4,
     }

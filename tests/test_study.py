@@ -412,7 +412,7 @@ def test_features_follow_from_bounds():
     assert by_ward.data.features == ("age",)
     assert by_ward.description.silo_names == ("a", "b", "c")
     also_feature = Study.from_dict(changed(silos={"scheme": "column", "column": "ward"}))
-    assert also_feature.encoding.feature_names == ("age", "ward=a", "ward=b", "ward=c", "intercept")
+    assert also_feature.encoding.feature_names == ("age", "ward=b", "ward=c", "intercept")
 
 
 def test_silo_names_sort_as_they_are_numbered():
@@ -518,8 +518,8 @@ def test_the_hash_is_frozen():
     """Run directories name studies by it; a change here orphans them, so it belongs in the changelog."""
     canonical = (
         '{"aggregation":{"kind":"none"},"data":{"bounds":{"age":[0.0,100.0],"ward":["a","b","c"]},'
-        '"classes":["no","yes"],"features":["age","ward"],"ignore":[],"intercept":true,"outside":"refuse",'
-        '"public":["rows"],"source":"rows.csv","target":"died"},"model":{"kind":"logistic_regression","options":{}},'
+        '"classes":["no","yes"],"coding":"reference","features":["age","ward"],"ignore":[],"intercept":true,'
+        '"outside":"refuse","public":["rows"],"reference":{"ward":"a"},"source":"rows.csv","target":"died"},"model":{"kind":"logistic_regression","options":{}},'
         '"privacy":{"delta":1e-05,"epsilon":1.0,"mode":"dp","relation":"substitute","unit":"row"},'
         '"protocol":{"kind":"pvi"},"silos":{"count":2,"scheme":"even"},"study":{"name":"icu","seed":3}}'
     )
@@ -625,3 +625,16 @@ def test_init_writes_just_the_keys_of_a_method(tmp_path):
 def test_a_key_of_another_method_is_refused_by_its_name(key, protocol):
     with pytest.raises(InvalidInput, match=re.escape(key)):
         Study.from_dict(changed(protocol=protocol))
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("intercept", {"age": [0, 1], "intercept": [0, 1]}),
+        ("ward=b", {"ward": ["a", "b"], "ward=b": [0, 1]}),
+    ],
+)
+def test_features_that_would_share_a_name_are_refused_before_anything_is_spent(name, bounds):
+    with pytest.raises(InvalidInput, match=name) as caught:
+        Study.from_dict(changed(data__features=None, data__bounds=bounds))
+    assert caught.value.key == "data.features"

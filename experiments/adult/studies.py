@@ -42,6 +42,7 @@ def public_facts() -> dict[str, Any]:
         "typical": {name: float(rows[name].mean()) for name in NUMERIC},
         "spread": {name: float(rows[name].std()) for name in NUMERIC},
         "shares": {name: _summing_to_one(share) for name, share in shares.items()},
+        "coding": "one_hot",
         "ignore": ["split"],
         "public": ["rows", "test"],
         "outside": "clip",

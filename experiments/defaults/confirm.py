@@ -71,6 +71,7 @@ def _description(numbers: dict[str, tuple], categories: dict[str, list], target:
         "bounds": {name: list(facts[:2]) for name, facts in numbers.items()} | categories,
         "typical": {name: facts[2] for name, facts in numbers.items()},
         "spread": {name: facts[3] for name, facts in numbers.items()},
+        "coding": "one_hot",
         "public": ["rows", "test"],
         "outside": "clip",
         "test": 0.3,

@@ -72,7 +72,7 @@ class Simulated:
         return Study.from_dict(
             {
                 "study": {"name": "defaults", "seed": seed},
-                "data": table.data | public | (_declared(table) if self.declared else {}),
+                "data": table.data | public | {"coding": "one_hot"} | (_declared(table) if self.declared else {}),
                 "model": table.model,
                 "privacy": budget if is_private else {"mode": "none"},
                 "protocol": protocol,

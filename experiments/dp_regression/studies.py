@@ -150,6 +150,7 @@ def study_of(data: DataSet, variant: Variant, epsilon: float) -> Study:
                 "target": data.target,
                 "target_bounds": [-HALF, HALF],
                 "bounds": {**bounds, **data.categories},
+                "coding": "one_hot",
                 "outside": "clip",
                 "intercept": False,
                 "public": ["rows"],

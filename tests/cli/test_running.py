@@ -93,6 +93,135 @@ def test_a_real_run_is_verified_and_reported(ran: tuple[Path, dict]) -> None:
     assert "NOT PRIVATE" not in html
 
 
+def test_the_summary_of_a_run_has_units_and_odds_ratios(ran: tuple[Path, dict]) -> None:
+    directory = Path(ran[1]["directory"])
+    answer = json.loads(invoke("summary", directory, "--json", "--level", 0.8).stdout)
+    assert (answer["level"], answer["ratio"], answer["is_private"]) == (0.8, "odds ratio", True)
+    age, intercept = answer["parameters"]["age"], answer["parameters"]["intercept"]
+    assert age["per_unit"]["unit"] == pytest.approx(1 / 50)
+    assert age["per_unit"]["mean"] == pytest.approx(age["mean"] / 50)
+    assert age["ratio"]["ratio"] == pytest.approx(np.exp(age["mean"] / 50))
+    assert age["ratio"]["encoded_upper"] == pytest.approx(np.exp(age["upper"]))
+    assert "ratio" not in intercept
+    text = invoke("summary", directory).stdout
+    assert "95 % interval" in text
+    assert "Odds ratios per unit of the column" in text
+    assert "NOT PRIVATE" not in text
+    assert "80 % interval" in invoke("summary", directory, "--level", 0.8).stdout
+
+
+@pytest.mark.parametrize(("arguments", "key"), [(["--level", "95"], "level"), (["--level", "nan"], "level")])
+def test_a_level_that_is_no_probability_is_refused(ran: tuple[Path, dict], arguments: list[str], key: str) -> None:
+    for command in (["summary"], ["predict", "--at", str(ran[0].parent / "rows.csv")]):
+        result = invoke(*command, ran[1]["directory"], *arguments)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"Error: {key}: ")
+
+
+def test_summary_refuses_what_is_no_run(tmp_path: Path) -> None:
+    result = invoke("summary", tmp_path)
+    assert result.exit_code == 2
+    assert "study.json" in result.stderr
+
+
+def test_new_rows_are_predicted_with_intervals(ran: tuple[Path, dict], tmp_path: Path) -> None:
+    directory = Path(ran[1]["directory"])
+    pd.DataFrame({"age": [10, 90.5], "died": ["no", "?"]}).to_csv(tmp_path / "new.csv", index=False)
+    answer = json.loads(invoke("predict", directory, "--at", tmp_path / "new.csv", "--json", "--level", 0.9).stdout)
+    assert (answer["level"], answer["is_private"], answer["stamp"]) == (0.9, True, None)
+    x = np.array([[10 / 50 - 1, 1.0], [90.5 / 50 - 1, 1.0]])
+    posterior = Posterior.load(directory)
+    lower, upper = posterior.predict_interval(x, 0.9)
+    for row, p, low, high in zip(answer["rows"], posterior.predict_proba(x), lower, upper, strict=True):
+        assert row["class"] == ("yes" if p[1] > p[0] else "no")
+        assert row["probability of yes"] == pytest.approx(p[1], rel=1e-5)
+        assert (row["lower of yes"], row["upper of yes"]) == pytest.approx((low[1], high[1]), rel=1e-5)
+        assert low[1] < p[1] < high[1]
+    text = invoke("predict", directory, "--at", tmp_path / "new.csv")
+    assert text.exit_code == 0
+    assert "95 % interval of the mean" in text.stdout
+    written = invoke("predict", directory, "--at", tmp_path / "new.csv", "--out", tmp_path / "out.csv", "--level", 0.9)
+    assert "Wrote 2 rows" in written.stdout
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out.csv"), pd.DataFrame(answer["rows"]))
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "words"),
+    [
+        ("died\nno\n", "data.features", "column 'age'"),
+        ("age\n101\n", "data.bounds.age", "numbers in [0, 100]"),
+        ("age\nold\n", "data.bounds.age", "finite numbers"),
+        ('age\n""\n', "data.bounds.age", "finite numbers"),
+        ("age,height\n5,3\n", "data.features", "1 more columns"),
+        ("age\n", "data", "rows in new rows"),
+        (None, "--at", "a file"),
+    ],
+)
+def test_rows_that_cannot_be_predicted_are_refused(
+    ran, table: str | None, key: str, words: str, tmp_path: Path
+) -> None:
+    if table is not None:
+        (tmp_path / "new.csv").write_text(table)
+    result = invoke("predict", ran[1]["directory"], "--at", tmp_path / "new.csv", "--out", tmp_path / "out.csv")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {key}")
+    assert words in result.stderr
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_predictions_do_not_overwrite_a_file(ran: tuple[Path, dict], tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("age\n5\n")
+    result = invoke("predict", ran[1]["directory"], "--at", tmp_path / "new.csv", "--out", tmp_path / "new.csv")
+    assert result.exit_code == 2
+    assert (tmp_path / "new.csv").read_text() == "age\n5\n"
+
+
+COUNTS = """
+[study]
+name = "falls"
+[data]
+source = "rows.csv"
+target = "falls"
+target_bounds = [0, 20]
+public = ["rows"]
+terms = ["age:ward"]
+[data.bounds]
+age = [0, 100]
+ward = ["a", "b"]
+[silos]
+count = 1
+[model]
+kind = "poisson_regression"
+[privacy]
+mode = "none"
+"""
+
+
+def test_counts_by_ward_are_read_as_rate_ratios_and_predicted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"age": rng.uniform(0, 100, 200).round(), "ward": rng.choice(["a", "b"], 200)})
+    frame["falls"] = rng.poisson(np.exp(frame["age"] / 100)).clip(0, 20)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "study.toml").write_text(COUNTS)
+    run = invoke("run", tmp_path / "study.toml", "--out", tmp_path / "run")
+    assert run.exit_code == 0, run.output
+    assert "silobayes summary" in run.stdout
+    text = invoke("summary", tmp_path / "run").stdout
+    assert "Rate ratios" in text
+    assert "NOT PRIVATE" in text
+    read = json.loads(invoke("summary", tmp_path / "run", "--json").stdout)
+    assert read["stamp"].startswith("NOT PRIVATE")
+    assert list(read["parameters"]) == ["age", "ward=b", "age:ward=b", "intercept"]
+    frame.drop(columns="falls").to_csv(tmp_path / "new.csv", index=False)
+    found = json.loads(invoke("predict", tmp_path / "run", "--at", tmp_path / "new.csv", "--json").stdout)["rows"]
+    assert all(row["lower"] < row["mean"] < row["upper"] for row in found)
+    assert invoke("predict", tmp_path / "run", "--at", tmp_path / "new.csv").stdout.count("\n") < 40
+    (tmp_path / "bad.csv").write_text("age,ward\n5,c\n")
+    refused = invoke("predict", tmp_path / "run", "--at", tmp_path / "bad.csv")
+    assert refused.exit_code == 2
+    assert "data.bounds.ward" in refused.stderr
+
+
 def test_resuming_a_finished_run_shows_it_and_charges_nothing(ran: tuple[Path, dict]) -> None:
     result = invoke("resume", ran[1]["directory"], "--json")
     assert result.exit_code == 0, result.output

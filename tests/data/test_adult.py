@@ -37,6 +37,7 @@ def adult(**silos) -> Study:
                 "target": "income",
                 "classes": ["<=50K", ">50K"],
                 "bounds": RANGES | categories(),
+                "coding": "one_hot",
                 "ignore": ["split"],
                 "public": ["rows", "test"],
                 "test": 0.5,

@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.encoding import (
-    Categorical,
-    ClassTarget,
-    CountTarget,
-    Encoding,
-    Numeric,
-    Outside,
-    RealTarget,
-)
+from silobayes.data.columns import Categorical, Numeric
+from silobayes.data.encoding import ClassTarget, CountTarget, Encoding, Outside, RealTarget
 
 CANARY = "canary-7341"
 COLUMNS = (Numeric(name="age", low=0.0, high=100.0, typical=0.0), Categorical(name="ward", categories=("a", "b", "c")))

@@ -37,7 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN_TESTS = (ROOT / "docs" / "adding-a-method.md",)
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OWN_TESTS)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ENVIRONMENT = {**os.environ, "COLUMNS": "120", "PYTHONUTF8": "1", "MPLBACKEND": "agg"}
+SHOWN = {"COLUMNS": "120", "PYTHONUTF8": "1", "MPLBACKEND": "agg"}
+ENVIRONMENT = {**os.environ, **SHOWN}
 ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _NOISE_KEYS = {"std", "scale", "gamma", "epsilon"}
@@ -114,15 +115,34 @@ def run_commands(block: Block, where: str, directory: Path) -> str:
         if promised(command):
             assert not output.strip(), f"{where}: {command} is not run here, so nothing may be shown below it"
             continue
-        done = subprocess.run(
-            command, shell=True, cwd=directory, env=ENVIRONMENT, text=True, encoding="utf-8",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
-        )  # fmt: skip
-        printed = done.stdout
-        assert done.returncode == 0, f"{where}: {command} ended with {done.returncode}:\n{printed}"
+        code, printed = run_command(command, directory)
+        assert code == 0, f"{where}: {command} ended with {code}:\n{printed}"
         if output.strip():
             expect(output, printed, f"{where}: {command}")
     return printed
+
+
+def run_command(command: str, directory: Path) -> tuple[int, str]:
+    """Exit code and output, as of a shell; a first `silobayes` runs in this process, which need not import it anew."""
+    if not (own := re.fullmatch(r"silobayes ([^|;&<>$`]*)(?:([|;])(.*))?", command)):
+        return in_shell(command, directory)
+    words, join, rest = own.groups()
+    done = CliRunner(env=SHOWN).invoke(main, shlex.split(words), prog_name="silobayes")
+    if not join:
+        return done.exit_code, done.output
+    if join == "|":
+        code, printed = in_shell(rest, directory, done.stdout)
+        return code, done.stderr + printed
+    code, printed = in_shell(f"(exit {done.exit_code});{rest}", directory)
+    return code, done.output + printed
+
+
+def in_shell(command: str, directory: Path, given: str | None = None) -> tuple[int, str]:
+    done = subprocess.run(
+        command, shell=True, cwd=directory, env=ENVIRONMENT, text=True, encoding="utf-8",
+        input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def promised(command: str) -> bool:
@@ -206,6 +226,17 @@ def test_files_of_a_page_reach_its_later_blocks(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     page = '```json title="a.json"\n{"one": 1}\n```\n```console\n$ cat a.json\n{"one": ...}\n```\n'
     run_page(page + '```python\nassert "one" in open("a.json").read()\n```', "page", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["silobayes --help", "silobayes --help; true", "silobayes --help | cat"])
+def test_commands_that_run_here_do_what_the_installed_one_does(command: str, tmp_path: Path) -> None:
+    assert run_command(command, tmp_path) == in_shell(command, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["silobayes verify nowhere", 'silobayes verify nowhere; echo "exit code $?"'])
+def test_exit_codes_of_commands_that_run_here_are_those_of_a_shell(command: str, tmp_path: Path) -> None:
+    code, printed = run_command(command, tmp_path)
+    assert "exit code 2" in printed if "echo" in command else code == 2
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -116,7 +116,13 @@ def secure_sum(run: Run, kind: AggregationKind, colluding: int = 1) -> AbstractS
     return sum_of(section, query, len(run.plan.seats), "0" * 64)
 
 
-@pytest.mark.parametrize("name", METHODS)
+# What another committee, and silos that refit without privacy, do too.
+SLOW = {"bcm, split", "none, bcm"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in METHODS]
+)
 def test_the_total_is_the_same_with_every_kind_of_sum(name):
     """Bit for bit, server and silos, when the noise is."""
     first, *others = (finished(name, kind) for kind in SUMS)

@@ -187,6 +187,7 @@ STUDY = {
         "target": "rings",
         "target_bounds": [-2.0, 2.0],
         "bounds": {"length": [0.0, 1.0], "weight": [0.0, 4.0], "sex": ["F", "I", "M"]},
+        "coding": "one_hot",
         "public": ["rows"],
     },
     "model": {"kind": "linear_regression", "options": {"noise_stddev": 0.3}},

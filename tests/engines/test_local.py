@@ -265,7 +265,7 @@ def test_a_run_that_died_before_it_charged_goes_on_with_the_same_ledgers(tmp_pat
     assert charges(tmp_path / "run") == [1, 1]
 
 
-TINY = {"privatise": "virtual_clients", "rounds": 2, "steps": 2, "shards": 3}
+TINY = PROTOCOLS["virtual_clients"] | {"rounds": 2}
 
 
 def gone(*names):

@@ -35,6 +35,7 @@ from tests.engines.harness import Privatise, ProtocolKind, Run, plan_for
 from tests.engines.regression import DIM, NOISE, PLAIN, REGRESSION, exact_regression, regression_silos
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5, relation=Relation.SUBSTITUTE, unit=Unit.ROW)
+OF_ONE_SHAPE = (80, 100, 120)  # silos that compile once
 SHARDED = (Privatise.VIRTUAL_CLIENTS, Privatise.LOCAL_AVERAGING)
 
 
@@ -46,7 +47,7 @@ def answer(silos, *, model=MODEL, doors=(), budget=None, **settings) -> tuple[An
 @cache
 def global_vi_of_three() -> tuple[Any, Any]:
     """What one silo with all rows of three finds."""
-    return answer([concatenate("all", make_silos((60, 100, 220)))], steps=4000)
+    return answer([concatenate("all", make_silos(OF_ONE_SHAPE))])
 
 
 def open_doors(count: int) -> list[Door]:
@@ -80,9 +81,9 @@ def test_mean_field_linear_regression_converges_to_the_exact_means():
 )
 def test_pvi_is_global_vi(schedule):
     """Logistic regression: mean within .02 sd, sd within 2 %."""
-    silos = make_silos((60, 100, 220))
+    silos = make_silos(OF_ONE_SHAPE)
     damping = 1.0 if schedule is Schedule.SEQUENTIAL else 0.4
-    mean, stddev = answer(silos, rounds=25, damping=damping, steps=150, schedule=schedule)
+    mean, stddev = answer(silos, rounds=25, damping=damping, schedule=schedule)
     global_mean, global_stddev = global_vi_of_three()
     assert np.max(np.abs(mean - global_mean) / global_stddev) < 0.02
     np.testing.assert_allclose(stddev, global_stddev, rtol=0.02)
@@ -167,9 +168,9 @@ def test_a_network_under_noise_alone_stays_finite(posterior, farthest):
 
 
 def test_permuting_silos_changes_nothing():
-    silos = make_silos((80, 100, 120, 81))
-    settings = dataclasses.replace(PLAIN, rounds=3, damping=0.4, steps=30)
-    orders = (range(4), (2, 0, 3, 1))
+    silos = make_silos(OF_ONE_SHAPE)
+    settings = dataclasses.replace(PLAIN, rounds=3, damping=0.4)
+    orders = (range(3), (2, 0, 1))
     first, second = (Run(MODEL, [silos[k] for k in order], settings).finish().state.eta_q for order in orders)
     for left, right in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-4)
@@ -285,7 +286,7 @@ def test_a_split_committee_of_logistic_regressions_uses_a_part_of_the_prior():
 
 
 def test_global_vi_reaches_its_optimum_without_privacy():
-    mean, stddev = answer(make_silos((60, 100, 220)), kind=ProtocolKind.GLOBAL_VI, rounds=3, steps=500)
+    mean, stddev = answer(make_silos(OF_ONE_SHAPE), kind=ProtocolKind.GLOBAL_VI, rounds=3, steps=500)
     exact_mean, exact_stddev = global_vi_of_three()
     assert np.max(np.abs(mean - exact_mean) / exact_stddev) < 0.02
     np.testing.assert_allclose(stddev, exact_stddev, rtol=0.02)

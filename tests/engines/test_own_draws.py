@@ -25,6 +25,7 @@ DIM, NUM_STEPS = 3, 3
 SIZES = (40, 100, 38, 96, 40)  # two buckets, and numbers of silos that are not their places in them
 TAKEN = (2, 7, 3, 11, 5)
 NOISE = (5.0, 9.0, 7.0, 3.0, 11.0)
+RATES = (0.9, 0.1, 0.2, 0.8, 0.5)
 CLIP_NORM = 0.6
 MODEL = LogisticRegression(num_features=DIM)
 SETTINGS = Settings(
@@ -82,7 +83,7 @@ def silo_of(m: int, persons: bool) -> Silo:
     return Silo(name=str(m), x=x, y=np.ones(SIZES[m], dtype=np.int32), persons=ids)
 
 
-def planned(settings: Settings, unit: Unit, silos, rates=None) -> Run:
+def planned(settings: Settings, unit: Unit, silos, rates=RATES) -> Run:
     """The method with a rate and a noise of its own for every silo."""
     by_person = unit is Unit.PERSON
     settings = dataclasses.replace(settings, rows_per_person=1 if by_person else None)
@@ -92,9 +93,7 @@ def planned(settings: Settings, unit: Unit, silos, rates=None) -> Run:
         dataclasses.replace(
             seat,
             noise_multiplier=NOISE[m],
-            sampler=PoissonSampler(
-                sample_rate=0.2 + 0.05 * m if rates is None else rates[m], max_rows=seat.sampler.max_rows
-            ),
+            sampler=PoissonSampler(sample_rate=rates[m], max_rows=seat.sampler.max_rows),
         )
         for m, seat in zip(silos, made.plan.seats, strict=True)
     )
@@ -147,10 +146,9 @@ def test_every_silo_finds_what_it_finds_alone():
         run(made, [Door(FreeAccount(Relation.SUBSTITUTE, Unit.ROW), SilentDraws(m)) for m in silos])
         return [state.eta_t for state in made.parties.states]
 
-    rates = (0.9, 0.1, 0.2, 0.8, 0.5)
-    together = factors(range(len(SIZES)), rates)
+    together = factors(range(len(SIZES)), RATES)
     m = 3  # the second of its shape
-    own, wrong = factors([m], rates), factors([m], rates[::-1])
+    own, wrong = factors([m], RATES), factors([m], RATES[::-1])
     np.testing.assert_allclose(together[m].linear, own[0].linear, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(together[m].quadratic, own[0].quadratic, rtol=1e-3, atol=1e-4)
     assert np.abs(wrong[0].linear - own[0].linear).max() > 1e-2  # the rate can be seen

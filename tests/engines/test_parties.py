@@ -34,6 +34,7 @@ SLOW = {
     "none, masks, softmax",
     "none, asynchronous, unknown noise",
     "dp_optimisation, ordinary, full",
+    "dp_optimisation, fixed size",
     "dp_optimisation, person",
     "dp_optimisation, asynchronous, poisson",
     "local_averaging, trusted, sampled",
@@ -46,6 +47,7 @@ SLOW = {
     "global_vi, private, masks, person",
     "streaming_vb",
     "streaming_vb, private",
+    "network, none",
 }
 
 

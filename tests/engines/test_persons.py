@@ -25,7 +25,20 @@ MODEL = LogisticRegression(num_features=FEATURES)
 SUM = AggregationSection(kind=AggregationKind.TRUSTED)
 GATE = {name: dataclasses.replace(SETTINGS[name], rows_per_person=ROWS_PER_PERSON) for name in SETTINGS}
 GATE["global_vi, summed"] = dataclasses.replace(GATE["global_vi"], aggregation=SUM)
-CASES = [Case("dp_optimisation", unit=Unit.PERSON), Case("global_vi", AggregationKind.TRUSTED, Unit.PERSON)]
+
+
+class PlantedCase(Case):
+    """A gate for code that is wrong: nothing that was compiled for its model is right, and nobody else compiles it."""
+
+    @property
+    def model(self):
+        return dataclasses.replace(MODEL, prior_stddev=1.03125)
+
+
+CASES = [
+    PlantedCase("dp_optimisation", unit=Unit.PERSON),
+    PlantedCase("global_vi", AggregationKind.TRUSTED, Unit.PERSON),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -37,12 +50,8 @@ def test_clipping_rows_instead_of_persons_is_caught(monkeypatch, case):
 
     right = row_gradients.clipped_gradient
     monkeypatch.setattr(row_gradients, "clipped_gradient", of_rows)
-    jax.clear_caches()  # what was compiled before is right
-    try:
-        with pytest.raises(PrivacyViolation, match="Clip each unit"):
-            case.check(Relation.SUBSTITUTE, 40)
-    finally:
-        jax.clear_caches()
+    with pytest.raises(PrivacyViolation, match="Clip each unit"):
+        case.check(Relation.SUBSTITUTE, 40)
 
 
 @pytest.mark.parametrize("name", ["dp_optimisation", "bcm", "global_vi", "global_vi, summed"])

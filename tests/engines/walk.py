@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import jax
-
 Call = tuple[str, str]
 Run = Callable[[Callable[[Any], None]], Any]
 
@@ -66,7 +64,6 @@ def walk(run: Run) -> list[Call]:
         told.update(pending)
         pending.clear()
 
-    jax.clear_caches()  # what was compiled before would be called unseen
     before = sys.getprofile()
     sys.setprofile(profile)
     try:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.encoding import Categorical, Numeric
+from silobayes.data.columns import Categorical, Numeric
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractGaussianLikeEvent
 from silobayes.privacy.relation import Relation

@@ -1,20 +1,26 @@
 """An honest run passes; every kind of dishonest or damaged one does not."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+import silobayes
 from silobayes.core.errors import InvalidInput
+from silobayes.posteriors import Posterior
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent, Sampling, Scheme, to_json
 from silobayes.privacy.ledger import Budget, Ledger
+from silobayes.privacy.ledger_file import canonical_json
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.report import verification
+from silobayes.report.predictions import predict
 from silobayes.report.run_files import read_run
 from silobayes.report.verification import Verification, verify
 from silobayes.runs import claims
@@ -427,3 +433,27 @@ def test_the_json_form_has_no_infinity(honest_run: Path) -> None:
     unbounded = dataclasses.replace(found, prices=(dataclasses.replace(found.prices[0], epsilon_rdp=math.inf),))
     text = json.dumps(unbounded.to_json(), allow_nan=False)
     assert json.loads(text)["silos"][0]["epsilon_rdp"] is None
+
+
+def test_a_run_from_before_references_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    """Its study says nothing of coding: each category had a feature, and its hash is that of its file."""
+    tables = {
+        "study": {"name": "before"},
+        "data": {"target": "died", "classes": ["no", "yes"], "bounds": {"ward": ["a", "b"]}, "coding": "one_hot"},
+        "model": {"kind": "logistic_regression"},
+        "privacy": {"mode": "none"},
+        "protocol": {"rounds": 1},
+    }
+    frame = pd.DataFrame({"ward": list("abab"), "died": ["no", "yes", "yes", "no"]})
+    directory = tmp_path / "run"
+    silobayes.fit(Study.from_dict(tables), {"one": frame}, out=directory)
+    earlier = json.loads((directory / "study.json").read_text())
+    del earlier["data"]["coding"]
+    run_cases.write_json(directory / "study.json", earlier)
+    own_hash = hashlib.sha256(canonical_json(earlier).encode()).hexdigest()
+    run_cases.edit_facts(directory, study_hash=own_hash)
+    run_cases.edit_certificate(directory, study_hash=own_hash)
+    run = read_run(directory)
+    assert verify(run).passed
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    assert len(predict(run, Posterior.load(directory), tmp_path / "rows.csv", 0.9)) == 4

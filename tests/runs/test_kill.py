@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.runs.killed import CANARY, NUM_VISITS
 
 HERE = Path(__file__).parents[2]
 KILLS_PER_RUN = 4
+NUM_DRAWS = 3 * NUM_VISITS  # of three silos
 
 
 class KilledRun:
@@ -123,6 +125,11 @@ class KilledRun:
     def _lines(self) -> list[str]:
         return self.draws.read_text().splitlines() if self.draws.exists() else []
 
+    def drawn(self, count: int) -> Callable[[float], bool]:
+        """Whether so many draws were made from now on, whatever the clock says."""
+        last = self._drawn() + count
+        return lambda _: self._drawn() >= last
+
     def _drawn(self) -> int:
         return len(self._lines())
 
@@ -138,6 +145,11 @@ class KilledRun:
             with suppress(Exception):  # half created: it is not there yet
                 found[path.name] = [(entry.study, entry.event) for entry in Ledger.open(path).entries()]
         return found
+
+
+def passed(moment: float) -> Callable[[float], bool]:
+    """Whether so many seconds have passed."""
+    return lambda seconds: seconds >= moment
 
 
 def marks_of(number: float) -> list[bytes]:
@@ -160,16 +172,20 @@ def test_a_killed_run_goes_on_and_shows_nothing_twice(name, tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["virtual_clients", "dp_optimisation"])
 def test_runs_killed_at_20_random_moments_go_on_and_end(name, tmp_path):
-    """Moments are uniform over the time that a run takes; a run is killed a few times, then it may end."""
+    """A run is killed a few times, then it may end.
+
+    Moments are uniform over the time that a run takes or, by turns, over the first half of its draws: where the machine
+    is busy, few of the others fall on visits.
+    """
     rng = random.Random(13)
     longest = KilledRun(tmp_path / "whole", name).finish()
     longest = min(longest, KilledRun(tmp_path / "again", name).finish())  # compiled by the first
     kills = between = 0
     while kills < 20:
         killed = KilledRun(tmp_path / f"run-{kills}", name)
-        for _ in range(KILLS_PER_RUN):
-            moment = rng.random() * longest
-            if not killed.kill_after(lambda seconds, moment=moment: seconds >= moment):
+        for turn in range(KILLS_PER_RUN):
+            moment, draws = rng.random() * longest, rng.randrange(1, NUM_DRAWS // 2)
+            if not killed.kill_after(killed.drawn(draws) if turn % 2 else passed(moment)):
                 break
             kills += 1
             between += 0 < len(killed.trace.splitlines()) < NUM_VISITS
@@ -206,8 +222,12 @@ def test_states_left_over_by_a_run_that_was_deleted_are_named(tmp_path):
 def test_an_interrupted_run_keeps_all_visits_it_has_made(tmp_path):
     """Ctrl-C, wherever it comes: visits are committed by a clock, and now."""
     inputs, out = make_inputs(**PROTOCOLS["virtual_clients"]), tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        run(inputs, out, lambda now: signal.raise_signal(signal.SIGINT) if now.step == 3 else None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they put aside ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(inputs, out, lambda now: signal.raise_signal(signal.SIGINT) if now.step == 3 else None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     trace = (out / "trace.jsonl").read_bytes()
     assert len(trace.splitlines()) == 3
     seen = []

@@ -26,10 +26,12 @@ COMMANDS = {
     "ledger": _Entry(module="silobayes.cli.ledger", summary="Create or show the privacy ledger of a data set."),
     "methods": _Entry(module="silobayes.cli.methods", summary="What there is to choose from, and what it releases."),
     "plan": _Entry(module="silobayes.cli.plan", summary="Noise, rounds and widths before any row is read."),
+    "predict": _Entry(module="silobayes.cli.predict", summary="Means or probabilities of new rows, with intervals."),
     "privacy": _Entry(module="silobayes.cli.privacy", summary="The accountant as a calculator."),
     "report": _Entry(module="silobayes.cli.report", summary="One self-contained HTML file of a finished run."),
     "resume": _Entry(module="silobayes.cli.resume", summary="Go on with a run; nothing is charged again."),
     "run": _Entry(module="silobayes.cli.run", summary="One posterior from the silos of a study."),
+    "summary": _Entry(module="silobayes.cli.summary", summary="The coefficients of a run as a reader wants them."),
     "verify": _Entry(module="silobayes.cli.verify", summary="Recompute the price of a run from its ledgers."),
 }
 """Name -> module that defines a click command of that name, and the line shown by --help."""

@@ -107,19 +107,9 @@ def _prices(progress: "Progress") -> list[str]:
 
 
 def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", out: Path) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    summary = posterior.summary()
-    table = Table(title="Posterior", title_justify="left")
-    for heading in ("parameter", "mean", "sd", "95 % interval"):
-        table.add_column(heading, justify="left" if heading == "parameter" else "right")
-    for name, row in summary.head(_MAX_LINES).iterrows():
-        interval = f"{row['lower']:.3f} to {row['upper']:.3f}"
-        table.add_row(Text(str(name)), f"{row['mean']:.3f}", f"{row['sd']:.3f}", interval)
-    console.print(table)
-    if len(summary) > _MAX_LINES:
-        console.print(f"... and {len(summary) - _MAX_LINES} more parameters")
+    print_posterior(console, posterior, 0.95, _MAX_LINES)
     for key, value in ended["metrics"].items():
         console.print(f"{key.replace('_', ' ')}: {value:.4f}", highlight=False)
     privacy = ended["privacy"]
@@ -135,7 +125,31 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
             console.print(f"{skipped} visits had no effect: with this much noise q would have run away.", style="red")
     else:
         console.print(Text(str(privacy["stamp"]), style="bold red"))
-    console.print(Text(f"Next: silobayes report {out}; silobayes verify {out}"))
+    for warning in getattr(posterior, "warnings", ()):
+        console.print(Text(f"Warning: {warning}", style="yellow"))
+    console.print(Text(f"Next: silobayes summary {out}; silobayes report {out}; silobayes verify {out}"))
+
+
+def print_posterior(console: "Console", posterior: "Posterior", level: float, max_lines: int) -> None:
+    """Mean, sd and interval of each parameter, in encoded units."""
+    from rich.table import Table
+    from rich.text import Text
+
+    summary = posterior.summary(level)
+    table = Table(title="Posterior", title_justify="left")
+    for heading in ("parameter", "mean", "sd", interval_words(level)):
+        table.add_column(heading, justify="left" if heading == "parameter" else "right")
+    for name, row in summary.head(max_lines).iterrows():
+        interval = f"{row['lower']:.3f} to {row['upper']:.3f}"
+        table.add_row(Text(str(name)), f"{row['mean']:.3f}", f"{row['sd']:.3f}", interval)
+    console.print(table)
+    if len(summary) > max_lines:
+        console.print(f"... and {len(summary) - max_lines} more parameters")
+
+
+def interval_words(level: float) -> str:
+    """`95 % interval`."""
+    return f"{100 * level:.10g} % interval"
 
 
 def _resume_command(out: Path, folder: Path) -> str:

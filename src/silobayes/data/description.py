@@ -17,16 +17,9 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from silobayes.core.errors import InvalidInput, require_count, require_member, require_number
-from silobayes.data.encoding import (
-    Categorical,
-    Category,
-    ClassTarget,
-    CountTarget,
-    Encoding,
-    Numeric,
-    Outside,
-    RealTarget,
-)
+from silobayes.data.columns import Categorical, Category, Column, Numeric
+from silobayes.data.encoding import ClassTarget, CountTarget, Encoding, Outside, RealTarget
+from silobayes.data.terms import one_spelling, parse_terms
 
 Bounds = tuple[float, float] | tuple[Category, ...]
 Section = TypeVar("Section")
@@ -41,6 +34,13 @@ class Public(StrEnum):
     BOUNDS = "bounds"
     CATEGORIES = "categories"
     CLASSES = "classes"
+
+
+class Coding(StrEnum):
+    """How a column of categories becomes features."""
+
+    REFERENCE = "reference"
+    ONE_HOT = "one_hot"
 
 
 class SplitScheme(StrEnum):
@@ -114,6 +114,11 @@ class DataSection:
             farther end of its range does.
         shares: Column -> the public share of each category of a categorical feature, in the order of its categories (a
             table of category = share is put into that order); they are subtracted from its features.
+        coding: `reference`: a feature for each category but one, with which the others are compared; `one_hot`: one for
+            each. By default `reference` for regressions with an intercept, otherwise `one_hot`.
+        reference: Column -> the category that the others are compared with; by default the first. Only with `coding`
+            reference.
+        terms: Products of feature columns, `age:ward`, and powers of numeric ones, `age^2`: further features.
         classes: The classes of a class target, in the order of their labels 0..K-1.
         target_bounds: (low, high) of a real or count target.
         unit: The column that says whose row it is; needed for, and only for, privacy.unit = "person".
@@ -134,6 +139,9 @@ class DataSection:
     typical: dict[str, float] | None = None
     spread: dict[str, float] | None = None
     shares: dict[str, tuple[float, ...]] | None = None
+    coding: Coding | None = None
+    reference: dict[str, Category] | None = None
+    terms: tuple[str, ...] | None = None
     classes: tuple[Category, ...] | None = None
     target_bounds: tuple[float, float] | None = None
     unit: str | None = None
@@ -162,6 +170,16 @@ class DataSection:
             put("spread", _spread(self.spread, self.bounds, self.typical or {}))
         if self.shares is not None:
             put("shares", _shares(self.shares, self.bounds))
+        if self.coding is not None:
+            put("coding", require_member("data.coding", self.coding, Coding, "Say how categories become features."))
+        if self.reference is not None:
+            put("reference", _reference(self.reference, self.bounds))
+            if self.coding is Coding.ONE_HOT:
+                fix = "Each category has a feature of its own; remove the key, or data.coding."
+                raise InvalidInput("data.reference", "no value with coding = one_hot", self.reference, fix)
+        if self.terms is not None:
+            # None as nothing, so that equal studies have equal hashes.
+            put("terms", tuple(one_spelling(text) for text in _texts("data.terms", self.terms)) or None)
         if self.rows_per_person is not None:
             fix = "Pass a public bound on the rows of one person."
             require_count("data.rows_per_person", self.rows_per_person, at_least=1, fix=fix)
@@ -276,6 +294,7 @@ class Description:
             if column not in self.features and column != silos.column:
                 fix = "Use it as a feature or remove it; the target has target_bounds or classes."
                 raise InvalidInput(f"data.bounds.{column}", "a column of features or of [silos]", column, fix)
+        parse_terms(data.terms or (), self._columns())
         self._check_count()
 
     def _check_count(self) -> None:
@@ -324,10 +343,24 @@ class Description:
         count = self.silos.count or 0
         return tuple(f"silo-{k:0{len(str(max(count - 1, 10)))}d}" for k in range(count))
 
-    def encoding(self, target: TargetKind) -> Encoding:
-        """The public encoding for a model that explains this kind of target."""
+    def coding(self, default: Coding) -> tuple[Coding | None, dict[str, Category] | None]:
+        """`data.coding` and `data.reference` written out; (None, None) where no feature has categories."""
         data = self.data
-        columns = tuple(
+        categorical = [name for name in self.features if self._is_categorical(name)]
+        for name in data.reference or {}:
+            if name not in categorical:
+                fix = "Name a column of data.features, or remove it."
+                raise InvalidInput(f"data.reference.{name}", "a feature with categories", name, fix)
+        coding = data.coding or (default if data.reference is None else Coding.REFERENCE)
+        if not categorical:
+            return None, None
+        if coding is Coding.ONE_HOT:
+            return coding, None
+        return coding, {name: (data.reference or {}).get(name, data.bounds[name][0]) for name in categorical}
+
+    def _columns(self) -> tuple[Column, ...]:
+        data = self.data
+        return tuple(
             Numeric(
                 name=name,
                 low=(low := float(bounds[0])),
@@ -336,9 +369,18 @@ class Description:
                 spread=(data.spread or {}).get(name),
             )
             if is_range(bounds := data.bounds[name])
-            else Categorical(name=name, categories=bounds, shares=(data.shares or {}).get(name))
+            else Categorical(
+                name=name,
+                categories=bounds,
+                shares=(data.shares or {}).get(name),
+                reference=(data.reference or {}).get(name),
+            )
             for name in self.features
         )
+
+    def encoding(self, target: TargetKind) -> Encoding:
+        """The public encoding for a model that explains this kind of target."""
+        data, columns = self.data, self._columns()
         described = None
         if target is not TargetKind.NONE:
             assert data.target is not None
@@ -358,6 +400,7 @@ class Description:
             unused=tuple(str(name) for name in unused),
             outside=data.outside,
             intercept=data.intercept is not False,
+            terms=parse_terms(data.terms or (), columns),
         )
 
 
@@ -491,6 +534,21 @@ def _shares(given: object, bounds: Mapping[str, Bounds]) -> dict[str, tuple[floa
             raise InvalidInput(key, expected, math.fsum(shares), fix)
         ordered[str(column)] = shares
     return ordered
+
+
+def _reference(given: object, bounds: Mapping[str, Bounds]) -> dict[str, Category]:
+    if not isinstance(given, Mapping):
+        raise InvalidInput("data.reference", "a table of columns", given, "Write column = category.")
+    for column, category in given.items():
+        key, categories = f"data.reference.{column}", bounds.get(column, ())
+        if not categories or is_range(categories):
+            fix = "Only a feature with categories has a reference; list them in data.bounds."
+            raise InvalidInput(key, "a column with categories", column, fix)
+        if isinstance(category, bool) or category not in categories:
+            fix = "Choose one of the categories of data.bounds, written as there."
+            raise InvalidInput(key, f"one of {', '.join(map(str, categories))}", category, fix)
+    # As it is listed: 1 and 1.0 are the same category.
+    return {str(column): next(c for c in bounds[column] if c == category) for column, category in given.items()}
 
 
 def _bounds(key: str, given: object) -> Bounds:

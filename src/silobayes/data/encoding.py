@@ -1,13 +1,11 @@
 """Public encoding: columns of a table -> rows of numbers, by declared ranges, categories and classes only.
 
-Numeric column with range [low, high] -> its distance from a public typical value (by default the middle of the range),
-in units of a public spread if there is one, otherwise of the farther end of the range, which puts it in [-1, 1]. Column
-with listed categories -> one-hot (one feature per category), minus the public shares of the categories if there are
-some. A column of ones named "intercept" comes last if asked for. Centring matters: features far from zero are nearly
-collinear with the intercept, and a mean-field posterior then needs many more rounds. Categories are not scaled: in
-units of its spread a rare one would be an outlier, which takes all the noise and is clipped. Nothing is learned from
-rows (PITFALLS: standardising, vocabularies and bounds from rows): a spread or a share is declared like a range, so
-neighbouring tables are encoded alike.
+How a column, or a product of columns, becomes features is in `columns.py`. A row holds those of the columns, then those
+of further terms; a column of ones named "intercept" comes last if asked for. Centring matters: features far from zero
+are nearly collinear with the intercept, and a mean-field posterior then needs many more rounds. Categories are not
+scaled: in units of its spread a rare one would be an outlier, which takes all the noise and is clipped. Nothing is
+learned from rows (PITFALLS: standardising, vocabularies and bounds from rows): a spread or a share is declared like a
+range, so neighbouring tables are encoded alike.
 
 Rules, cited by number in errors because the cells themselves may not be:
     1. the table has the columns that the study names, and no others
@@ -21,8 +19,9 @@ Rules, cited by number in errors because the cells themselves may not be:
     8. each row names its person
 
 Guarantees:
-    A row's norm is at most `max_row_norm`, and some row has that norm.
+    A row's norm is at most `max_row_norm`, and some row has that norm, but for rounding.
     Features without a declared spread lie in [-1, 1].
+    `typical_moments` has the null space of the encoding: what vanishes on every row, and nothing else.
     If values are as declared, the root of a row's mean squared norm is at most `typical_row_norm`.
     A clipped or accepted target lies within its bounds.
     A row's encoding does not depend on the other rows, nor does it whether the row is accepted.
@@ -30,7 +29,7 @@ Guarantees:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,9 +38,9 @@ import pandas as pd
 
 from silobayes.core.errors import InvalidInput
 from silobayes.core.hashing import stable_hashes
+from silobayes.data.columns import Category, Column, Numeric, Term, independent_moments
 
 INTERCEPT = "intercept"
-Category = str | int | float
 # Beyond it not every whole number is a float64.
 _LARGEST_WHOLE = 2.0**53
 
@@ -51,87 +50,6 @@ class Outside(StrEnum):
 
     REFUSE = "refuse"
     CLIP = "clip"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numeric:
-    """A column of numbers with its public range, the typical value, which becomes zero, and the spread around it.
-
-    One spread from the typical value becomes 1; without a spread, the farther end of the range becomes 1 or -1.
-    """
-
-    name: str
-    low: float
-    high: float
-    typical: float
-    spread: float | None = None
-
-    @property
-    def reach(self) -> float:
-        """From the typical value to the farther end of the range."""
-        return max(self.high - self.typical, self.typical - self.low)
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """One feature of the column's name."""
-        return (self.name,)
-
-    @property
-    def feature_units(self) -> tuple[float, ...]:
-        """How far one unit of the column (a year, a mmHg) moves the feature."""
-        return (1.0 / (self.reach if self.spread is None else self.spread),)
-
-    @property
-    def max_square(self) -> float:
-        """The largest square of the feature."""
-        # Rounding is monotone, so no value between the ends is rounded beyond them.
-        return float((self.encode(np.array([self.low, self.high])).astype(float) ** 2).max())
-
-    @property
-    def typical_square(self) -> float:
-        """The mean square of the feature if the spread is as declared; without one, its bound."""
-        return 1.0
-
-    def encode(self, values: np.ndarray) -> np.ndarray:
-        """Values within the range as a matrix of one feature."""
-        scaled = (values - self.typical) / (self.reach if self.spread is None else self.spread)
-        return scaled.astype(np.float32)[:, None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Categorical:
-    """A column of categories, listed as texts or as numbers, perhaps with the public share of each."""
-
-    name: str
-    categories: tuple[Category, ...]
-    shares: tuple[float, ...] | None = None
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """One feature per category, in the order listed."""
-        return tuple(f"{self.name}={category}" for category in self.categories)
-
-    @property
-    def feature_units(self) -> tuple[float, ...]:
-        """A category is there or not."""
-        return (1.0,) * len(self.feature_names)
-
-    @property
-    def max_square(self) -> float:
-        """The largest squared norm of the features."""
-        return float((self.encode(np.arange(len(self.categories))).astype(float) ** 2).sum(axis=1).max())
-
-    @property
-    def typical_square(self) -> float:
-        """The mean squared norm of the features if the shares are as declared; it is 1 without shares."""
-        return 1.0 if self.shares is None else sum(share * (1.0 - share) for share in self.shares)
-
-    def encode(self, codes: np.ndarray) -> np.ndarray:
-        """Positions in the list, one-hot; with shares, minus them, so that features have mean 0."""
-        hot = np.eye(len(self.categories))
-        if self.shares is not None:
-            hot = hot - np.array(self.shares)
-        return hot.astype(np.float32)[codes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +78,6 @@ class CountTarget:
     high: float
 
 
-Column = Numeric | Categorical
 Target = ClassTarget | RealTarget | CountTarget
 
 
@@ -175,6 +92,7 @@ class Encoding:
         unused: Columns that the table may hold and that are not read here.
         outside: What happens to a number outside its bounds.
         intercept: Whether a column of ones is appended.
+        terms: Products of columns that follow them.
     """
 
     columns: tuple[Column, ...]
@@ -183,28 +101,45 @@ class Encoding:
     unused: tuple[str, ...]
     outside: Outside
     intercept: bool
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def all_terms(self) -> tuple[Term, ...]:
+        """The columns by themselves, then the products; in the order of `x`."""
+        return (*(Term(factors=((column, 1),)) for column in self.columns), *self.terms)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The name of each column of `x`."""
-        names = tuple(name for column in self.columns for name in column.feature_names)
+        names = tuple(name for term in self.all_terms for name in term.feature_names)
         return (*names, INTERCEPT) if self.intercept else names
 
     @property
     def feature_units(self) -> tuple[float, ...]:
         """How far one unit of its column moves each column of `x`: a coefficient times it is one per year, per mmHg."""
-        units = tuple(unit for column in self.columns for unit in column.feature_units)
+        units = tuple(unit for term in self.all_terms for unit in term.feature_units)
         return (*units, 1.0) if self.intercept else units
 
     @property
     def max_row_norm(self) -> float:
         """Public bound of a row's L2 norm, over all rows that the encoding accepts."""
-        return math.sqrt(math.fsum(column.max_square for column in self.columns) + self.intercept)
+        return math.sqrt(math.fsum(term.max_square for term in self.all_terms) + self.intercept)
 
     @property
     def typical_row_norm(self) -> float:
         """Public size of a row: the root of its mean squared norm, if values are as declared."""
-        return math.sqrt(math.fsum(column.typical_square for column in self.columns) + self.intercept)
+        return math.sqrt(math.fsum(term.typical_square for term in self.all_terms) + self.intercept)
+
+    @property
+    def typical_moments(self) -> np.ndarray:
+        """Public guess of E[x x'], from declarations alone.
+
+        Numbers are normal around zero, with their spread or a third of the farther end of their range; categories have
+        their shares or are equally frequent; columns are independent.
+        """
+        constant = np.zeros((int(self.intercept), len(self.columns)), int)
+        places = [term.places(self.columns) for term in self.all_terms]
+        return independent_moments(self.columns, np.concatenate([*places, constant]))
 
     def encode(self, frame: pd.DataFrame, silo: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """(x, y, persons) of the table of `silo`; a person's number depends on their id only."""
@@ -222,6 +157,12 @@ class Encoding:
         """`x` of new rows, for predictions; the target may be there and is not read."""
         self._check_columns(frame, "new rows", [])
         return self._features(frame, "new rows")
+
+    def assemble(self, parts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """`x` from the encoded columns by name."""
+        num_rows = len(next(iter(parts.values())))
+        ones = np.ones((num_rows, int(self.intercept)), np.float32)
+        return np.concatenate([*(term.encode(parts) for term in self.all_terms), ones], axis=1)
 
     def _check_columns(self, frame: pd.DataFrame, silo: str, others: list[str]) -> None:
         needed = [column.name for column in self.columns] + others
@@ -241,7 +182,7 @@ class Encoding:
             raise InvalidInput("data", f"rows in {silo}", "an empty table", "Add rows or remove the silo.")
 
     def _features(self, frame: pd.DataFrame, silo: str) -> np.ndarray:
-        parts = []
+        parts = {}
         for column in self.columns:
             key = f"data.bounds.{column.name}"
             if isinstance(column, Numeric):
@@ -249,10 +190,8 @@ class Encoding:
             else:
                 fix = f"List the category in {key}, or correct the cells."
                 values = _codes(cells_of(frame, column.name), column.categories, key, "listed categories", silo, fix)
-            parts.append(column.encode(values))
-        if self.intercept:
-            parts.append(np.ones((len(frame), 1), np.float32))
-        return np.concatenate(parts, axis=1)
+            parts[column.name] = column.encode(values)
+        return self.assemble(parts)
 
     def _target(self, cells: pd.Series, silo: str) -> np.ndarray:
         target, key = self.target, "data.target"

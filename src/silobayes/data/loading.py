@@ -16,8 +16,9 @@ import pandas as pd
 
 from silobayes.core.errors import InvalidInput
 from silobayes.data import splits
+from silobayes.data.columns import Category
 from silobayes.data.description import Description, SplitScheme
-from silobayes.data.encoding import Category, ClassTarget, Encoding, cells_of, codes_of
+from silobayes.data.encoding import ClassTarget, Encoding, cells_of, codes_of
 from silobayes.data.silo import Silo, concatenate
 from silobayes.data.tables import read_table
 

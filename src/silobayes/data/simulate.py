@@ -56,11 +56,10 @@ _MORTALITY = {
     "white_cells": 0.5,
     "sodium": 0.0,
     "urine_output": -1.0,
-    "admission=medical": 0.4,
-    "admission=elective_surgery": -0.8,
-    "admission=emergency_surgery": 0.2,
-    "admission=trauma": 0.0,
-    "intercept": -2.4,
+    "admission=elective_surgery": -1.2,
+    "admission=emergency_surgery": -0.2,
+    "admission=trauma": -0.4,
+    "intercept": -2.0,
 }
 
 
@@ -82,7 +81,7 @@ def icu_study(seed: int) -> IcuStudy:
             log_odds += _MORTALITY[name] * (reading - typical) / max(high - typical, typical - low)
         admission = rng.choice(len(_ADMISSIONS), size, p=rng.dirichlet([4.0, 3.0, 2.0, 1.0]))
         columns["admission"] = np.array(_ADMISSIONS)[admission]
-        log_odds += np.array([_MORTALITY[f"admission={name}"] for name in _ADMISSIONS])[admission]
+        log_odds += np.array([_MORTALITY.get(f"admission={name}", 0.0) for name in _ADMISSIONS])[admission]
         died = rng.random(size) < 1.0 / (1.0 + np.exp(-log_odds))
         columns["died"] = np.where(died, "yes", "no")
         frames[f"icu-{number:02d}"] = pd.DataFrame(columns)

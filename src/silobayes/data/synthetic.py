@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.encoding import Encoding, Numeric
+from silobayes.data.columns import Numeric
+from silobayes.data.encoding import Encoding
 
 # Of the distance to the farther end of the range, where no spread is declared.
 _SPREAD = 1 / 3

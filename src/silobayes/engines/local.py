@@ -185,6 +185,7 @@ def _go_on(
                     progress(_progress(inputs, plan, visit, doors))
         certificate = _certificate(inputs, budget, doors, directory, account) | plan.server.facts(state)
         posterior: Any = plan.server.posterior(state).with_provenance(certificate)
+        posterior = posterior.with_units(inputs.study.encoding.feature_units)
         posterior.save(directory.path)
         metrics = {} if inputs.test is None else evaluate(posterior, inputs.test)
         timing = {"total_s": time.monotonic() - started}

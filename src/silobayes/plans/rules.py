@@ -56,7 +56,8 @@ from typing import Any
 import numpy as np
 
 from silobayes.core.errors import InvalidInput
-from silobayes.data.encoding import Encoding, Numeric
+from silobayes.data.columns import Column, Numeric
+from silobayes.data.encoding import Encoding
 from silobayes.inference.projection import Bounds
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.models.linear_regression import LinearRegression
@@ -117,18 +118,29 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the encoding of a study lets a row hold: the norm of its features, its target, and each of its features."""
+    """What the encoding of a study lets a row hold: the norm of its features, its target, and each of its features.
+
+    `moments` is a public guess of E[x x'], `intercept` the column of ones.
+    """
 
     x: float
     y: float
     bounds: Bounds | None
+    moments: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    intercept: int | None = None
 
     @classmethod
     def of(cls, study: Study) -> "Limits":
         """From what the study declares."""
         low, high = study.data.target_bounds or (0.0, 1.0)
         target, encoding = max(abs(low), abs(high)), study.encoding
-        return cls(x=encoding.max_row_norm, y=target, bounds=_row_bounds(encoding, target))
+        return cls(
+            x=encoding.max_row_norm,
+            y=target,
+            bounds=_row_bounds(encoding, target),
+            moments=encoding.typical_moments,
+            intercept=len(encoding.feature_names) - 1 if encoding.intercept else None,
+        )
 
 
 def settings_of(study: Study, facts: PublicFacts) -> Any:
@@ -231,27 +243,25 @@ _PATH = ("rounds", "steps", "damping")
 
 
 def num_uncentred(study: Study) -> int:
-    """Columns of which no public fact says where their features have their mean."""
+    """Columns, and products of them, of which no public fact says where their features have their mean."""
     typical = study.data.typical or {}
-    return sum(
-        column.name not in typical if isinstance(column, Numeric) else column.shares is None
-        for column in study.encoding.columns
-    )
+
+    def is_centred(column: Column, power: int) -> bool:
+        return (column.name in typical and power % 2 == 1) if isinstance(column, Numeric) else column.shares is not None
+
+    return sum(not any(is_centred(*factor) for factor in term.factors) for term in study.encoding.all_terms)
 
 
 def _row_bounds(encoding: Encoding, target: float) -> Bounds:
     """What the encoding lets a row hold."""
     features, projected, others_square = [], [], 0.0
-    for column in encoding.columns:
-        if isinstance(column, Numeric):
-            features.append(math.sqrt(column.max_square))
-            projected.append(True)
-            continue
-        hot = column.encode(np.arange(len(column.categories))).astype(np.float64)
-        largest = np.abs(hot).max(axis=0)
+    for term in encoding.all_terms:
+        extremes = term.extremes.astype(np.float64)
+        largest = np.abs(extremes).max(axis=0)
         features += largest.tolist()
-        projected += [False] * len(largest)
-        others_square += float(np.max(np.sum((hot / largest) ** 2, axis=1)))
+        projected += [term.is_numeric] * len(largest)
+        if not term.is_numeric:
+            others_square += float(np.max(np.sum((extremes / largest) ** 2, axis=1)))
     if encoding.intercept:
         features.append(1.0)
         projected.append(False)

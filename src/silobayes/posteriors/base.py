@@ -5,7 +5,7 @@ Draws, summaries and predictions are those of the kind of posterior: a Gaussian 
 
 import abc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import pandas as pd
@@ -29,6 +29,10 @@ class AbstractPosterior(abc.ABC):
     @abc.abstractmethod
     def with_provenance(self, provenance: Mapping[str, Any]) -> Self:
         """The same with these facts about where it came from."""
+
+    @abc.abstractmethod
+    def with_units(self, feature_units: Sequence[float]) -> Self:
+        """The same, knowing how far one unit of a column moves each feature; where that means nothing, the same."""
 
     @abc.abstractmethod
     def to_arviz(self) -> Any:

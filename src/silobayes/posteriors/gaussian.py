@@ -11,6 +11,9 @@ same twice.
 Guarantees:
     An improper eta is refused.
     The summary is that of the family: mean, standard deviation, central interval.
+    Coefficients per unit of a column are those that rows in the columns' own units have.
+    A contrast's variance is that of the weighted sum.
+    The interval of a prediction contains what its share of the draws predicts.
     A NumPyro model is summarised on the scale of its own sites.
     A given covariance replaces the family's in summaries and draws.
     Predictions of generalised linear models are those of very many draws.
@@ -28,9 +31,8 @@ import io
 import json
 import os
 import re
-import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +44,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 from scipy import special
 
-from silobayes.core.errors import InvalidInput, require_count, require_number
+from silobayes.core.errors import InvalidInput, require_count
+from silobayes.data.encoding import INTERCEPT
 from silobayes.families import (
     FullGaussian,
     FullGaussianEta,
@@ -54,6 +57,14 @@ from silobayes.families import (
 from silobayes.models.base import AbstractGLM, AbstractModel, GaussianEta, GaussianFamily
 from silobayes.models.numpyro_model import NumpyroModel
 from silobayes.posteriors.base import AbstractPosterior
+from silobayes.posteriors.regression import (
+    Contrast,
+    check_units,
+    coefficient_units,
+    half_width,
+    ratio_name,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +73,7 @@ ARRAYS, DESCRIPTION = "posterior.npz", "posterior.json"
 _FORMAT = 1
 _CATALOGUE = "silobayes.models."
 _DRAWS, _SUMMARY_DRAWS = 1000, 4000
+_RATIO = ("ratio", "lower", "upper")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,6 +89,8 @@ class Posterior(AbstractPosterior):
         covariance: (dim, dim) to be used instead of the family's own.
         privacy_share: Of each parameter's variance, what the privacy noise added; None where a method does not know.
         prior_share: Of each parameter's variance, what the prior leaves; what rows leave is the rest.
+        units: Of regressions, how far one unit of its column (a year) moves each coefficient's feature, NaN for other
+            parameters; None where the encoding is not known.
         warnings: What a reader should know of this answer, from released numbers only, and what to do.
     """
 
@@ -88,6 +102,7 @@ class Posterior(AbstractPosterior):
     covariance: np.ndarray | None = None
     privacy_share: np.ndarray | None = None
     prior_share: np.ndarray | None = None
+    units: np.ndarray | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -104,6 +119,8 @@ class Posterior(AbstractPosterior):
         if self.covariance is not None:
             object.__setattr__(self, "covariance", _check_covariance(self.covariance, dim))
         object.__setattr__(self, "warnings", tuple(self.warnings))
+        if self.units is not None:
+            object.__setattr__(self, "units", check_units(self.units, dim))
         for name, shares in self._shares.items():
             if shares.shape != (dim,) or not np.all((shares >= 0) & (shares <= 1)):
                 raise InvalidInput(name, f"{dim} shares from 0 to 1", shares.shape, "Pass one for each parameter.")
@@ -149,8 +166,7 @@ class Posterior(AbstractPosterior):
         """
         import pandas as pd
 
-        fix = "Pass the probability of the interval, e.g. 0.95."
-        level = require_number("level", level, above=0.0, at_most=float(np.nextafter(1.0, 0.0)), fix=fix)
+        width = half_width(level)
         if isinstance(self.model, NumpyroModel):
             names, draws = _by_site(self.sample_sites(_SUMMARY_DRAWS))
             lower, upper = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -158,9 +174,53 @@ class Posterior(AbstractPosterior):
         else:
             names = self.names if self.model is not None else tuple(f"{name} (unconstrained)" for name in self.names)
             mean, stddev = self.mean, self.stddev
-            half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * stddev
+            half = width * stddev
             columns = {"mean": mean, "sd": stddev, "lower": mean - half, "upper": mean + half, **self._shares}
         return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+
+    def per_unit(self, level: float = 0.95) -> "pd.DataFrame":
+        """Coefficients of a regression per unit of their column: mean, sd, interval, and the unit in encoded units."""
+        units, is_coefficient = self._known_units()
+        table = self.summary(level).loc[is_coefficient, ["mean", "sd", "lower", "upper"]]
+        return table.mul(units[is_coefficient], axis=0).assign(unit=units[is_coefficient])
+
+    def ratios(self, level: float = 0.95) -> "pd.DataFrame":
+        """Odds or rate ratios: median and interval per unit of the column, and (`encoded_`) per unit of the feature.
+
+        The intercept has none: e to its power is the odds, or the rate, of a row whose features are zero.
+        """
+        units, is_coefficient = self._known_units()
+        if self.ratio is None:
+            fix = "Read the coefficients: summary and per_unit."
+            raise InvalidInput("model", "a logistic, Poisson or negative binomial regression", repr(self), fix)
+        shown = is_coefficient & (np.array(self.names) != INTERCEPT)
+        encoded = self.summary(level).loc[shown, ["mean", "lower", "upper"]].set_axis([*_RATIO], axis="columns")
+        with np.errstate(over="ignore"):
+            table = np.exp(encoded.mul(units[shown], axis=0))
+            return table.assign(**{f"encoded_{name}": np.exp(encoded[name]) for name in _RATIO})
+
+    @property
+    def ratio(self) -> str | None:
+        """What e to the power of a coefficient is: an odds ratio, a rate ratio, or nothing that has a name."""
+        return ratio_name(self.model)
+
+    def contrast(self, weights: Mapping[str, float] | ArrayLike, level: float = 0.95) -> Contrast:
+        """A weighted sum of parameters, by name or all of them: two categories compared, one more of two columns.
+
+        A mean-field posterior knows no correlations: sums of parameters that go together may be more or less certain.
+        """
+        vector = weights_of(weights, self.names)  # type: ignore[arg-type]
+        mean, sd = float(vector @ self.mean), float(np.sqrt(self._variance_of(vector[None])[0]))
+        half = half_width(level) * sd
+        return Contrast(mean=mean, sd=sd, lower=mean - half, upper=mean + half, level=level)
+
+    def _known_units(self) -> tuple[np.ndarray, np.ndarray]:
+        """Units of all parameters, and which of them are coefficients."""
+        if self.units is None:
+            expected = "a regression whose encoding is known"
+            fix = "Pass it: posterior.with_units(study.encoding.feature_units)."
+            raise InvalidInput("units", expected, repr(self), fix)
+        return self.units, ~np.isnan(self.units)
 
     def share_below(self, theta: ArrayLike) -> np.ndarray:
         """Of each parameter, the posterior probability that it is less than in `theta` (unconstrained, as `names`)."""
@@ -169,6 +229,10 @@ class Posterior(AbstractPosterior):
     def with_provenance(self, provenance: Mapping[str, Any]) -> "Posterior":
         """See `AbstractPosterior`."""
         return dataclasses.replace(self, provenance=provenance)
+
+    def with_units(self, feature_units: Sequence[float]) -> "Posterior":
+        """See `AbstractPosterior`."""
+        return dataclasses.replace(self, units=coefficient_units(self.model, feature_units))
 
     def sample(self, num_draws: int = _DRAWS, *, seed: int = 0) -> np.ndarray:
         """(num_draws, dim) independent draws of theta; the same seed gives the same draws."""
@@ -186,7 +250,7 @@ class Posterior(AbstractPosterior):
         thetas = self.sample(num_draws, seed=seed)
         if not isinstance(self.model, NumpyroModel):
             return {"theta": thetas}
-        values = jax.vmap(self.model.constrain)(jnp.asarray(thetas))
+        values = _constrained(self.model, jnp.asarray(thetas))
         names = (*(site.name for site in self.model.sites), *self.model.derived)
         return {name: np.asarray(values[name]) for name in names}
 
@@ -205,6 +269,26 @@ class Posterior(AbstractPosterior):
             fix = "Use predict for means."
             raise InvalidInput("model", "a model of classes", self._model.target, fix)
         return self._average_prediction(x, num_draws, seed)
+
+    def predict_interval(
+        self, x: ArrayLike, level: float = 0.95, *, num_draws: int = _DRAWS, seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Central interval of what each encoded row's mean is (of classes, of each probability): (lower, upper).
+
+        It says how sure the mean is, not how far targets are from it. Of generalised linear models it is that of the
+        linear predictor, through the link; of others, that of the draws.
+        """
+        model, rows, width = self._model, self._rows(x), half_width(level)
+        if not isinstance(model, AbstractGLM):
+            thetas = jnp.asarray(self.sample(num_draws, seed=seed))
+            means = np.asarray(jax.lax.map(lambda theta: model.predict(theta, jnp.asarray(rows)), thetas))
+            lower, upper = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+            return lower, upper
+        mean, variance = (np.asarray(part) for part in self._linear_predictor(rows))
+        ends = [mean - width * np.sqrt(variance), mean + width * np.sqrt(variance)]
+        # Through the link: the prediction of a row that has only this predictor. A class's own end may be the other.
+        means = np.stack([np.asarray(model.predict(jnp.ones(1), jnp.asarray(end[:, None]))) for end in ends])
+        return means.min(axis=0), means.max(axis=0)
 
     def log_likelihood(self, x: ArrayLike, y: ArrayLike, *, num_draws: int = _DRAWS, seed: int = 0) -> np.ndarray:
         """Log predictive density of each row's target: log of the average over the posterior of `p(y | x, theta)`."""
@@ -236,6 +320,8 @@ class Posterior(AbstractPosterior):
         if self.covariance is not None:
             arrays["covariance"] = self.covariance
         arrays |= self._shares
+        if self.units is not None:
+            arrays["units"] = self.units
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         text = {
@@ -287,6 +373,7 @@ class Posterior(AbstractPosterior):
             covariance=arrays.get("covariance"),
             privacy_share=arrays.get("privacy_share"),
             prior_share=arrays.get("prior_share"),
+            units=arrays.get("units"),
             warnings=told,
         )
 
@@ -308,14 +395,20 @@ class Posterior(AbstractPosterior):
 
     def _linear_predictor(self, rows: np.ndarray) -> tuple[Array, Array]:
         """Mean and variance of `x @ theta` for each row."""
+        return jnp.asarray(rows @ self.mean, jnp.float32), jnp.asarray(self._variance_of(rows), jnp.float32)
+
+    def _variance_of(self, rows: np.ndarray) -> np.ndarray:
         covariance, standard = self.covariance, self._standard
         if covariance is None and isinstance(standard, MeanCovariance):
             covariance = np.asarray(standard.covariance, float)
         if covariance is None:
-            variance = rows**2 @ self.stddev**2
-        else:
-            variance = np.maximum(((rows @ covariance) * rows).sum(axis=1), 0.0)
-        return jnp.asarray(rows @ self.mean, jnp.float32), jnp.asarray(variance, jnp.float32)
+            return rows**2 @ self.stddev**2
+        return np.maximum(((rows @ covariance) * rows).sum(axis=1), 0.0)
+
+
+@eqx.filter_jit
+def _constrained(model: NumpyroModel, thetas: Float[Array, "draws dim"]) -> dict[str, Array]:
+    return jax.vmap(model.constrain)(thetas)
 
 
 @eqx.filter_jit

@@ -6,6 +6,8 @@ A mechanism is a frozen description. It can say its price (`event`) and, given a
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from silobayes.privacy.events import (
 )
 from silobayes.privacy.relation import Relation
 from silobayes.privacy.skellam import skellam
+
+GridEvent = TypeVar("GridEvent", DiscreteGaussianEvent, SkellamEvent)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,7 +85,7 @@ class GaussianMechanism(AbstractMechanism):
 
     def event(self, bounded: Bounded, relation: Relation) -> DiscreteGaussianEvent:
         """See `AbstractMechanism`."""
-        return DiscreteGaussianEvent(**_grid_event(bounded, relation, self.noise_multiplier))
+        return _event(DiscreteGaussianEvent, **_grid_fields(bounded, relation, self.noise_multiplier))
 
     def noise(self, entropy: Entropy, bounded: Bounded) -> np.ndarray:
         """See `AbstractMechanism`."""
@@ -109,7 +113,7 @@ class SkellamMechanism(AbstractMechanism):
 
     def event(self, bounded: Bounded, relation: Relation) -> SkellamEvent:
         """See `AbstractMechanism`."""
-        return SkellamEvent(**_grid_event(bounded, relation, self.noise_multiplier))
+        return _event(SkellamEvent, **_grid_fields(bounded, relation, self.noise_multiplier))
 
     def noise(self, entropy: Entropy, bounded: Bounded) -> np.ndarray:
         """See `AbstractMechanism`; the noise of one share."""
@@ -154,7 +158,13 @@ class LaplaceMechanism(AbstractMechanism):
         return tuple(np.sqrt(2.0) * self.noise_multiplier * block.clip_norm for block in bounded.blocks)
 
 
-def _grid_event(bounded: Bounded, relation: Relation, noise_multiplier: float) -> dict:
+@lru_cache(maxsize=1024)
+def _event(kind: type[GridEvent], **fields: Any) -> GridEvent:
+    """Events do not change: one that is charged in every visit is made, and checked, once."""
+    return kind(**fields)
+
+
+def _grid_fields(bounded: Bounded, relation: Relation, noise_multiplier: float) -> dict:
     """Fields of a grid event. One block is stated in its own units, several in units of their clip norms."""
     if bounded.order != 2:
         raise InvalidInput("order", "2 (Gaussian noise protects an L2 norm)", bounded.order, "clip(..., order=2)")

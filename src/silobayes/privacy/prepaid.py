@@ -59,4 +59,4 @@ class Prepaid:
 
 
 def _one_run(event: AbstractEvent) -> AbstractEvent:
-    return dataclasses.replace(event, count=1)
+    return event if event.count == 1 else dataclasses.replace(event, count=1)

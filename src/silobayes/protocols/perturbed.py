@@ -34,6 +34,7 @@ Guarantees:
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -105,9 +106,11 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
 
     def first_factor(self, share: float) -> Eta:
         """A share of all first factors."""
-        if self.first is None:
-            return to_host(self.solve.local.family.zeros())
-        return share * self.first
+        return self._nothing if self.first is None else share * self.first
+
+    @cached_property
+    def _nothing(self) -> Eta:
+        return to_host(self.solve.local.family.zeros())
 
     def change(self, seat: Seat, own: pvi.SiloState, found: Eta) -> Eta:
         """What each of the silo's shards asks for, before it is clipped."""
@@ -117,7 +120,10 @@ class AbstractPerturbingSilo(AbstractSilo[pvi.SiloState]):
 
     def ball_at(self, down: Down) -> Ball:
         """Where this visit clips."""
-        return dataclasses.replace(self.ball, clip_norms=tuple(np.asarray(down.norms).tolist()), center=down.center)
+        norms = tuple(np.asarray(down.norms).tolist())
+        if norms == self.ball.clip_norms and down.center is None:
+            return self.ball
+        return dataclasses.replace(self.ball, clip_norms=norms, center=down.center)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,7 +164,8 @@ class ShardedSilo(AbstractPerturbingSilo):
         ball, change = self.ball_at(down), self.change(seat, own, found)
         message = self.query.write(door, seat.index, ball.bounded_sum(change))
         pace = self.damping * (shards_of(seat) if self.averages else 1.0)
-        return pvi.SiloState(eta_t=own.eta_t + pace * ball.clip_each(change)), message
+        moved = jax.tree.map(lambda old, step: old + pace * step, own.eta_t, ball.clip_each(change))
+        return pvi.SiloState(eta_t=moved), message
 
 
 class ServerState(eqx.Module):

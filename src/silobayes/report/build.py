@@ -21,6 +21,7 @@ from silobayes.core.digits import epsilon_text
 from silobayes.posteriors import DESCRIPTION, Posterior
 from silobayes.report import figures
 from silobayes.report.explain import explain
+from silobayes.report.reading import forest, reading, records, variance_shares
 from silobayes.report.run_files import COMPARISONS, RunFiles, read_run
 from silobayes.report.verification import Verification, verify
 from silobayes.study import Study
@@ -28,6 +29,8 @@ from silobayes.study import Study
 HTML, JSON = "report.html", "report.json"
 NOT_PRIVATE = "not_private"
 """Directory under `comparisons/` of the posterior without privacy; the others there are silos alone."""
+LEVEL = 0.95
+"""Of all intervals of a report."""
 _MAX_ROWS = 300
 
 
@@ -53,8 +56,9 @@ def as_json(
         "is_private": run.certificate.get("is_private") is True,
         "certificate": dict(run.certificate),
         "verification": checked.to_json(),
-        "posterior": _records(posterior.summary()),
-        "comparisons": {name: _records(table) for name, table in comparisons.items()},
+        "posterior": records(posterior.summary()),
+        "reading": reading(posterior, LEVEL),
+        "comparisons": {name: records(table) for name, table in comparisons.items()},
         **{key: run.metrics.get(key, {}) for key in ("metrics", "communications", "timing")},
     }
 
@@ -102,7 +106,27 @@ def as_html(
         events={str(silo.get("name")): _events_text(silo.get("events")) for silo in silos},
         epsilons=_epsilons(silos, study),
         trace=_trace(run, posterior),
+        warnings=posterior.warnings,
+        ratio=posterior.ratio,
+        **_on_the_readers_scale(posterior),
     )
+
+
+def _on_the_readers_scale(posterior: Posterior) -> dict[str, Any]:
+    """Tables and figures of a regression; each None, or empty, where the posterior does not know enough."""
+    per_unit = [] if posterior.units is None else _rows(posterior.per_unit(LEVEL), None)
+    if per_unit and posterior.ratio is not None:
+        ratios = posterior.ratios(LEVEL).to_dict(orient="index")
+        for row in per_unit:
+            row["ratio"] = ratios.get(row["name"])
+    strongest = figures.strongest(posterior.summary(LEVEL), figures.MAX_PARAMETERS)
+    drawn, shares = forest(posterior, LEVEL, strongest), variance_shares(posterior)
+    return {
+        "per_unit": per_unit[:_MAX_ROWS],
+        "forest": None if drawn is None or drawn.empty else figures.forest_figure(drawn, posterior.ratio),
+        "has_without": drawn is not None and "lower_without" in drawn,
+        "shares": None if shares is None else figures.shares_figure(shares.loc[strongest]),
+    }
 
 
 def _comparisons(directory: Path, names: tuple[str, ...]) -> dict[str, pd.DataFrame]:
@@ -119,10 +143,6 @@ def _rows(summary: pd.DataFrame, exact: pd.DataFrame | None) -> list[dict[str, A
         for row in rows:
             row["exact_mean"], row["exact_sd"] = exact.loc[row["name"], "mean"], exact.loc[row["name"], "sd"]
     return rows
-
-
-def _records(table: pd.DataFrame) -> dict[str, dict[str, float]]:
-    return {str(name): {str(key): float(value) for key, value in row.items()} for name, row in table.iterrows()}
 
 
 def _epsilons(silos: list[Mapping[str, Any]], study: Study) -> str | None:

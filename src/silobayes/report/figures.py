@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 PRIVATE, EXACT, ALONE, BUDGET = "#0072B2", "#D55E00", "#999999", "#000000"
@@ -37,6 +38,52 @@ def interval_figure(
     axes.set_xlabel("coefficient, central 95 % interval")
     if exact is not None or alone:
         axes.legend(loc="best", fontsize="small", frameon=False)
+    return _uri(figure)
+
+
+def forest_figure(table: pd.DataFrame, ratio: str | None) -> str:
+    """A line for each coefficient: its interval, and within it that without the privacy noise where it is known.
+
+    Ratios stand on a logarithmic axis around 1, coefficients around 0.
+    """
+    rows = np.arange(len(table))[::-1].astype(float)
+    figure = Figure(figsize=(7.2, 1.0 + 0.32 * len(table)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvline(0.0 if ratio is None else 1.0, color="#cccccc", linewidth=0.8, zorder=0)
+    is_known = "lower_without" in table
+    axes.hlines(
+        rows, table["lower"], table["upper"], color=EXACT if is_known else PRIVATE, linewidth=1.4,
+        label="95 % interval, with the privacy noise" if is_known else "95 % interval",
+    )  # fmt: skip
+    if is_known:
+        without = (table["lower_without"], table["upper_without"])
+        axes.hlines(rows, *without, color=PRIVATE, linewidth=4.5, label="what would be left without it")
+    axes.plot(table["value"], rows, "o", color=BUDGET, markersize=4.0)
+    if ratio is not None:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(rows, list(table.index))
+    axes.set_ylim(-0.8, len(table) - 0.2)
+    axes.set_xlabel("coefficient" if ratio is None else f"{ratio} (logarithmic axis)")
+    axes.legend(loc="best", fontsize="small", frameon=False)
+    return _uri(figure)
+
+
+def shares_figure(table: pd.DataFrame) -> str:
+    """A bar for each parameter, cut into shares of its variance; each kind has a colour and a hatching of its own."""
+    rows = np.arange(len(table))[::-1].astype(float)
+    figure = Figure(figsize=(7.2, 1.2 + 0.28 * len(table)), layout="constrained")
+    axes = figure.add_subplot(xlim=(0.0, 1.0))
+    start = np.zeros(len(table))
+    for name, color, hatch in zip(table.columns, (EXACT, ALONE, PRIVATE), ("//", "", ".."), strict=False):
+        axes.barh(rows, table[name], left=start, color=color, hatch=hatch, edgecolor="white", height=0.7, label=name)
+        start = start + table[name].to_numpy()
+    axes.set_yticks(rows, list(table.index))
+    axes.set_ylim(-0.8, len(table) - 0.2)
+    axes.set_xlabel("share of the variance")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize="small", frameon=False)
     return _uri(figure)
 
 

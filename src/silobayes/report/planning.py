@@ -25,7 +25,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from silobayes.data.encoding import Encoding, Numeric
+from silobayes.data.columns import Numeric
+from silobayes.data.encoding import Encoding
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.plans import plan_of
 from silobayes.plans.aggregation import communications
@@ -58,11 +59,12 @@ class SiloPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Width:
-    """Expected posterior standard deviation of one coefficient."""
+    """Expected posterior standard deviation of one coefficient, and what share of its variance privacy makes."""
 
     name: str
     not_private: float
     private: float
+    privacy_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,9 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
         ),
         num_parameters=model.dim,
         num_messages=communications(made, getattr(settings, "rounds", 1), study.aggregation)["messages"],
-        widths=expected_widths(
+        widths=_told_widths(made.expected(made_up_rows(encoding)), situation.names)
+        if made.expected is not None
+        else expected_widths(
             study,
             model,
             settings,
@@ -221,13 +225,20 @@ def expected_widths(
     return _widths(model, encoding, exact, noisy)
 
 
+def _told_widths(expected: Any, names: Sequence[str]) -> tuple[Width, ...]:
+    """What the method itself says."""
+    sds = [np.sqrt(np.diag(covariance)).tolist() for covariance in (expected.not_private, expected.private)]
+    columns = zip(names, *sds, expected.privacy_share.tolist(), strict=True)
+    return tuple(Width(name=name, not_private=a, private=b, privacy_share=share) for name, a, b, share in columns)
+
+
 def made_up_rows(encoding: Encoding) -> np.ndarray:
     """Rows as the study describes them, encoded.
 
     Numbers with a declared spread are normal, categories with declared shares have these; all else is drawn evenly.
     """
     rng = np.random.default_rng(0)
-    parts = []
+    parts = {}
     for column in encoding.columns:
         if isinstance(column, Numeric):
             values = rng.uniform(column.low, column.high, size=_MADE_UP_ROWS)
@@ -236,10 +247,8 @@ def made_up_rows(encoding: Encoding) -> np.ndarray:
         else:
             shares = None if column.shares is None else np.array(column.shares) / math.fsum(column.shares)
             values = rng.choice(len(column.categories), size=_MADE_UP_ROWS, p=shares)
-        parts.append(column.encode(values))
-    if encoding.intercept:
-        parts.append(np.ones((_MADE_UP_ROWS, 1)))
-    return np.concatenate(parts, axis=1).astype(np.float64)
+        parts[column.name] = column.encode(values)
+    return encoding.assemble(parts).astype(np.float64)
 
 
 def _widths(model: AbstractGLM, encoding: Encoding, exact: np.ndarray, noisy: np.ndarray) -> tuple[Width, ...]:

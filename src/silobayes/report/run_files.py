@@ -1,5 +1,6 @@
 """What a report may read: the files of a run directory, checked on the way in. No live object, no row."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silobayes.core.errors import InvalidInput
+from silobayes.privacy.ledger_file import canonical_json
 from silobayes.runs.directory import CERTIFICATE, METRICS, RUN, STUDY, TRACE
 
 COMPARISONS = "comparisons"
@@ -16,10 +18,11 @@ _FIX = "Pass the directory of a finished `silobayes run`; `silobayes resume DIR`
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """The JSON files of a finished run."""
+    """The JSON files of a finished run. `study_hash` is that of study.json as it stands there."""
 
     directory: Path
     study: Mapping[str, Any]
+    study_hash: str
     facts: Mapping[str, Any]
     certificate: Mapping[str, Any]
     metrics: Mapping[str, Any]
@@ -28,16 +31,25 @@ class RunFiles:
 
 def read_run(directory: Path) -> RunFiles:
     """All files of the run in `directory`; an unreadable one raises `InvalidInput` naming it."""
-    trace_path = directory / TRACE
+    trace_path, study = directory / TRACE, read_object(directory / STUDY)
     lines = _text(trace_path).splitlines() if trace_path.exists() else []
     return RunFiles(
         directory=directory,
-        study=read_object(directory / STUDY),
+        study=_as_it_was_meant(study),
+        study_hash=hashlib.sha256(canonical_json(study).encode()).hexdigest(),
         facts=read_object(directory / RUN),
         certificate=read_object(directory / CERTIFICATE),
         metrics=read_object(directory / METRICS),
         trace=tuple(_parse(line, trace_path) for line in lines if line.strip()),
     )
+
+
+def _as_it_was_meant(study: dict[str, Any]) -> dict[str, Any]:
+    """Studies of earlier versions do not say how categories become features: each had one."""
+    data = study.get("data")
+    if not isinstance(data, Mapping) or "coding" in data:
+        return study
+    return {**study, "data": {**data, "coding": "one_hot"}}
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _check_study(run: RunFiles, checks: list[Check]) -> Study | None:
         checks.append(Check(name="study", passed=False, detail=f"study.json is not a study: {error}"))
         return None
     claimed = run.certificate.get("study_hash")
-    passed = claimed == study.hash
+    passed = claimed == run.study_hash
     detail = "the certificate is about this study" if passed else "study.json is not the study that was certified"
     checks.append(Check(name="study hash", passed=passed, detail=detail))
     return study

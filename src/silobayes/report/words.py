@@ -96,7 +96,7 @@ def check_words(run: RunFiles, study: Study) -> list[Check]:
 def _check_run(run: RunFiles, study: Study) -> Check:
     settings = run.facts.get("settings")
     method = settings.get("privatise") if isinstance(settings, Mapping) else None
-    passed = run.facts.get("study_hash") == study.hash and method == study.method.privatise
+    passed = run.facts.get("study_hash") == run.study_hash and method == study.method.privatise
     return Check(name="run.json", passed=passed, detail="of this study, and of its method")
 
 
@@ -129,7 +129,7 @@ def check_origin(run: RunFiles, study: Study) -> list[Check]:
     """Whether the noise was noise, as the account's name says: it is that of the ledgers."""
     said, run_id = run.certificate.get("account"), str(run.facts.get("run_id"))
     names = {
-        claims.account_name(study.study.name, study.hash, run_id, is_private=is_private): is_private
+        claims.account_name(study.study.name, run.study_hash, run_id, is_private=is_private): is_private
         for is_private in (True, False)
     }
     earlier = is_earlier(run) and said == claims.earlier_account_name(study.study.name, run_id)

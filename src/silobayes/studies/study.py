@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from silobayes.core.errors import InvalidInput, require_count, require_member, require_number
 from silobayes.data.description import (
+    Coding,
     DataSection,
     Description,
     Public,
@@ -82,6 +83,14 @@ _TARGETS = {
     ModelKind.GAUSSIAN: (TargetKind.NONE,),
     ModelKind.NUMPYRO: (TargetKind.CLASSES, TargetKind.REAL, TargetKind.NONE),
 }
+# Their coefficients are read one by one, so that categories are compared with one of them.
+_REGRESSIONS = (
+    ModelKind.LOGISTIC_REGRESSION,
+    ModelKind.SOFTMAX_REGRESSION,
+    ModelKind.LINEAR_REGRESSION,
+    ModelKind.POISSON_REGRESSION,
+    ModelKind.NEGATIVE_BINOMIAL_REGRESSION,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +224,18 @@ class Study:
 
     def __post_init__(self) -> None:
         # Features are written out, so that the canonical form does not depend on the order of a table.
-        written_out = {"features": self.description.features, "intercept": self._intercept()}
+        intercept, description = self._intercept(), self.description
+        default = Coding.REFERENCE if self.model.kind in _REGRESSIONS and intercept else Coding.ONE_HOT
+        coding, reference = description.coding(default)
+        written_out = {
+            "features": description.features,
+            "intercept": intercept,
+            "coding": coding,
+            "reference": reference,
+        }
         object.__setattr__(self, "data", dataclasses.replace(self.data, **written_out))
         self._check_target()
+        self._check_names()
         self._check_privacy()
         for check in self.method.checks:
             check(self)
@@ -257,13 +275,17 @@ class Study:
             raise InvalidInput("protocol", "a table [protocol]", table, "Write it as a section of the study file.")
         unit = sections["privacy"].unit if sections["privacy"].mode is Mode.DP else None
         can_sample_persons = _can_sample_persons(sections["data"])
-        method = method_of(table, unit, can_sample_persons, registered() if methods is None else methods)
+        method = method_of(
+            table, sections["model"], unit, can_sample_persons, registered() if methods is None else methods
+        )
         known = [own.name for own in dataclasses.fields(method.keys)]
         for name in table:
             if name not in known:
                 fix = "Remove it, or choose another method."
                 raise InvalidInput(f"protocol.{name}", f"a key of {method.name}: {', '.join(known)}", name, fix)
-        return cls(**sections, protocol=build_section(method.keys, "protocol", table), method=method)
+        return cls(
+            **sections, protocol=build_section(method.keys, "protocol", {"kind": method.kind, **table}), method=method
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The canonical form: JSON-able, defaults written out, keys without a value left out."""
@@ -351,6 +373,13 @@ class Study:
             fix = "Use softmax_regression for more classes."
             raise InvalidInput("data.classes", f"two classes for {kind}", list(data.classes or ()), fix)
 
+    def _check_names(self) -> None:
+        names = self.encoding.feature_names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            fix = "Rename a column or a category: coefficients are told apart by these names."
+            raise InvalidInput("data.features", "features with different names", twice, fix)
+
     def _check_privacy(self) -> None:
         privacy, data = self.privacy, self.data
         if (privacy.unit is Unit.PERSON) != (data.unit is not None):
@@ -362,7 +391,7 @@ class Study:
         needed = []
         if privacy.unit is not Unit.PERSON or not self.can_sample_persons:
             needed.append((Public.ROWS, "the number of rows of each silo is used"))
-        if privacy.unit is Unit.PERSON and self.method.loops:
+        if privacy.unit is Unit.PERSON and self.method.person_slots:
             if data.rows_per_person is None:
                 fix = "Declare a public bound on the rows of one person, or use a method that deals persons to shards."
                 expected = f"a number with {self.method.privatise} for persons"

@@ -452,7 +452,7 @@ def shares_of(mechanism: AbstractMechanism) -> int:
 
 
 def _event_unit(bounded: Bounded) -> float:
-    """As `mechanisms._grid_event` states them: one block in its own units, several in units of their clip norms."""
+    """As `mechanisms._grid_fields` states them: one block in its own units, several in units of their clip norms."""
     return bounded.grid * (bounded.blocks[0].clip_norm if len(bounded.blocks) == 1 else 1.0)
 
 
