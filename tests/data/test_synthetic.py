@@ -15,6 +15,7 @@ def encoding(**changes):
     keys = {
         "data__bounds": {"age": [0, 100], "weight": [40, 200], "ward": ["a", "b", "c"], "stage": [1, 2, 3]},
         "data__features": ["age", "weight", "ward", "stage"],
+        "data__coding": "one_hot",
         "data__typical": {"age": 60},
         "data__spread": {"weight": 10},
         "data__shares": {"ward": [0.7, 0.2, 0.1]},
