@@ -209,6 +209,14 @@ def test_numbers_as_categories_may_be_references():
         ("data.reference.sex", {"data__reference": {"sex": "f"}}),
         (
             "data.reference.ward",
+            {
+                "data__reference": {"ward": "b"},
+                "silos": {"scheme": "column", "column": "ward"},
+                "data__features": ["age"],
+            },
+        ),
+        (
+            "data.reference.ward",
             {"data__reference": {"ward": True}, "data__bounds": {"age": [0, 100], "ward": [1, 2, 3]}},
         ),
     ],

@@ -31,7 +31,13 @@ def latent_noise(x, y=None):
 
 NUMPYRO = from_numpyro(latent_noise, jnp.ones(D), jnp.float32(0.0))
 ALL = {**MODELS, "numpyro": NUMPYRO}
-WITH_TARGET = [name for name in ALL if not name.startswith("gaussian")]
+# The others take seconds to compile.
+QUICK = ("linear", "linear_unknown_noise", "logistic", "softmax")
+WITH_TARGET = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in ALL
+    if not name.startswith("gaussian")
+]
 
 
 def draws_of_one_row(model, x_row, theta):
@@ -78,7 +84,7 @@ def test_rows_are_drawn_from_the_likelihood(name):
         assert p_value(model, y, data.theta, -data.x[0]) < LEAST
 
 
-@pytest.mark.parametrize("name", ["gaussian_mean", "gaussian_mean_covariance"])
+@pytest.mark.parametrize("name", [pytest.param("gaussian_mean", marks=pytest.mark.slow), "gaussian_mean_covariance"])
 def test_models_of_features_draw_these(name):
     """A quadratic form of the likelihood's own covariance is chi-square with one degree for each feature."""
     model = ALL[name]
@@ -97,7 +103,12 @@ def test_parameters_are_drawn_from_the_prior():
     thetas = np.asarray(jax.vmap(PoissonRegression(num_features=2, max_count=9, prior_stddev=3.0).draw_prior)(keys))
     assert stats.kstest(thetas.ravel(), stats.norm(scale=3.0).cdf).pvalue > LEAST
     assert stats.kstest(thetas.ravel(), stats.norm(scale=2.0).cdf).pvalue < LEAST
-    thetas = np.asarray(jax.vmap(NUMPYRO.draw_prior)(keys))  # log scale, then beta
+
+
+@pytest.mark.slow
+def test_latents_of_a_function_are_drawn_from_its_own_prior():
+    """Log scale, then beta."""
+    thetas = np.asarray(jax.vmap(NUMPYRO.draw_prior)(jax.random.split(jax.random.key(6), NUM_DRAWS)))
     assert stats.kstest(thetas[:, 0], stats.norm(0.0, 0.3).cdf).pvalue > LEAST
     assert stats.kstest(thetas[:, 1:].ravel(), stats.norm(1.0, 2.0).cdf).pvalue > LEAST
 
@@ -115,6 +126,7 @@ def test_a_prior_with_a_factor_of_its_own_is_not_drawn_from():
         model.draw_prior(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_huge_rates_stay_finite():
     model = PoissonRegression(num_features=1, max_count=9)
     _, y = model.draw_rows(jnp.array([1.0]), jnp.array([[500.0], [-500.0]]), jax.random.key(0))

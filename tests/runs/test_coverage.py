@@ -118,6 +118,8 @@ def test_remarks_say_what_a_reader_must_know():
     )
     starts = (*starts, "Without privacy 95 % intervals covered", "5 of 5 parameters stay about as wide as the prior")
     assert len(told) == len(starts)
+    assert not any("this point" in remark for remark in told)
+    assert "this point" in calibration(places(), exact=places(0.6), facts={"at": {"x0": 1.0}}).remarks[0]
     for remark, start in zip(told, starts, strict=True):
         assert remark.startswith(start)
 
@@ -139,4 +141,3 @@ def test_what_is_written_is_json_and_a_picture(tmp_path):
     alone = calibration(places(repetitions=30), exact=None)
     assert alone.width_ratios is None
     assert alone.to_json()["without_privacy"] is None
-    write_calibration(alone, tmp_path / "alone")

@@ -347,6 +347,10 @@ class Description:
         """`data.coding` and `data.reference` written out; (None, None) where no feature has categories."""
         data = self.data
         categorical = [name for name in self.features if self._is_categorical(name)]
+        for name in data.reference or {}:
+            if name not in categorical:
+                fix = "Name a column of data.features, or remove it."
+                raise InvalidInput(f"data.reference.{name}", "a feature with categories", name, fix)
         coding = data.coding or (default if data.reference is None else Coding.REFERENCE)
         if not categorical:
             return None, None

@@ -34,6 +34,11 @@ class AbstractLayout(abc.ABC):
     def shape(self) -> tuple[int, ...]:
         """Of the slots; layouts of equal shape are stacked."""
 
+    @property
+    def num_slots(self) -> int:
+        """How many rows fit."""
+        return math.prod(self.shape)
+
     @abc.abstractmethod
     def lay_out(self, silos: Sequence[Silo], layouts: Sequence[Any]) -> Rows:
         """The rows of several silos, each by its own of `layouts` of this shape, with a leading axis over silos."""

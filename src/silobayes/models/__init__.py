@@ -67,16 +67,17 @@ def _widths(key: str, value: object) -> tuple[int, ...]:
 
 
 _PRIOR = {"prior_stddev": _prior_stddev}
+_TYPICAL = {"typical_count": _positive}
 # The options of each kind that a study file may set; those without a default in the class are required.
 MODELS: dict[str, tuple[Callable[..., AbstractModel], dict[str, Reader]]] = {
     "linear_regression": (LinearRegression, {"noise_stddev": _positive, **_PRIOR}),
     "linear_regression_unknown_noise": (LinearRegressionUnknownNoise, _PRIOR),
     "logistic_regression": (LogisticRegression, _PRIOR),
     "softmax_regression": (SoftmaxRegression, {"num_classes": _classes, **_PRIOR}),
-    "poisson_regression": (PoissonRegression, {"max_count": _count, **_PRIOR}),
+    "poisson_regression": (PoissonRegression, {"max_count": _count, **_TYPICAL, **_PRIOR}),
     "negative_binomial_regression": (
         NegativeBinomialRegression,
-        {"max_count": _count, "concentration": _positive, **_PRIOR},
+        {"max_count": _count, "concentration": _positive, **_TYPICAL, **_PRIOR},
     ),
     "negative_binomial_regression_unknown_concentration": (NegativeBinomialRegressionUnknownConcentration, _PRIOR),
     "mlp_binary": (BinaryMLP, {"hidden": _widths, **_PRIOR}),
@@ -85,7 +86,7 @@ MODELS: dict[str, tuple[Callable[..., AbstractModel], dict[str, Reader]]] = {
     "gaussian_mean": (GaussianMean, {"noise_stddev": _positive, **_PRIOR}),
     "gaussian_mean_covariance": (GaussianMeanCovariance, _PRIOR),
 }
-_OPTIONAL = frozenset(_PRIOR)
+_OPTIONAL = frozenset({*_PRIOR, *_TYPICAL})
 _WHERE = "model.options."
 
 

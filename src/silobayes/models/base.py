@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from silobayes.core.errors import InvalidInput
 from silobayes.families import FullGaussian, FullGaussianEta, MeanFieldGaussian, MeanFieldGaussianEta
+from silobayes.models.scores import AbstractCentredScore
 
 Target = Literal["real", "binary", "classes", "count", "none"]
 GaussianFamily = MeanFieldGaussian | FullGaussian
@@ -62,6 +63,11 @@ class AbstractModel(eqx.Module):
         row then depends on its features only. None if there is no such list; then a row is clipped by its own norm,
         which is unbiased only where the score is symmetric around zero.
         """
+
+    @property
+    def centred_score(self) -> AbstractCentredScore | None:
+        """What a row says of its linear predictors, where the model is a regression with a closed form of it."""
+        return None
 
     @abc.abstractmethod
     def parameter_names(self, feature_names: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from silobayes.models.base import (
     Target,
     check_feature_names,
 )
+from silobayes.models.scores import LinearScore
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -37,6 +38,11 @@ class LinearRegression(AbstractGLM):
     def target(self) -> Target:
         """Any real number."""
         return "real"
+
+    @property
+    def centred_score(self) -> LinearScore:
+        """See `AbstractModel`."""
+        return LinearScore(noise_stddev=self.noise_stddev)
 
     @property
     def worst_labels(self) -> None:

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from silobayes.models.base import AbstractGLM, Target, binary_probabilities, expected_sigmoid
 from silobayes.models.expectations import log_expected_likelihood
+from silobayes.models.scores import LogisticScore
 
 
 class LogisticRegression(AbstractGLM):
@@ -19,6 +20,11 @@ class LogisticRegression(AbstractGLM):
     def target(self) -> Target:
         """Labels 0 and 1."""
         return "binary"
+
+    @property
+    def centred_score(self) -> LogisticScore:
+        """See `AbstractModel`."""
+        return LogisticScore()
 
     @property
     def worst_labels(self) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from silobayes.models.base import (
     expected_sigmoid,
 )
 from silobayes.models.expectations import log_expected_likelihood
+from silobayes.models.scores import CountScore
 
 
 def _log_mass(
@@ -51,11 +52,17 @@ class NegativeBinomialRegression(AbstractGLM):
     max_count: int = eqx.field(static=True, kw_only=True)
     concentration: float = eqx.field(static=True, kw_only=True)
     prior_stddev: float = eqx.field(static=True, kw_only=True, default=1.0)
+    typical_count: float = eqx.field(static=True, kw_only=True, default=1.0)
 
     @property
     def target(self) -> Target:
         """Counts."""
         return "count"
+
+    @property
+    def centred_score(self) -> CountScore:
+        """See `AbstractModel`."""
+        return CountScore(concentration=self.concentration, typical_rate=self.typical_count)
 
     @property
     def worst_labels(self) -> tuple[float, ...]:

@@ -1,5 +1,7 @@
 """Poisson regression with log link: `y ~ Poisson(exp(x @ theta))`, theta ~ N(0, prior_stddev^2)."""
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
@@ -7,6 +9,7 @@ from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from silobayes.models.base import AbstractGLM, Target, draw_counts
 from silobayes.models.expectations import log_expected_likelihood
+from silobayes.models.scores import CountScore
 
 # A row whose rate overflows has a score that is not finite and would count as zero, so that a q gone astray would never
 # come back; with a large finite score it is clipped like any other.
@@ -14,16 +17,25 @@ _LARGEST_LOG_RATE = 30.0
 
 
 class PoissonRegression(AbstractGLM):
-    """Counts up to a public `max_count`, which only clipping uses: it is the worst label beside 0."""
+    """Counts up to a public `max_count`, which only clipping uses: it is the worst label beside 0.
+
+    `typical_count` is a public guess of a row's mean: where centred scores start.
+    """
 
     num_features: int = eqx.field(static=True, kw_only=True)
     max_count: int = eqx.field(static=True, kw_only=True)
     prior_stddev: float = eqx.field(static=True, kw_only=True, default=1.0)
+    typical_count: float = eqx.field(static=True, kw_only=True, default=1.0)
 
     @property
     def target(self) -> Target:
         """Counts."""
         return "count"
+
+    @property
+    def centred_score(self) -> CountScore:
+        """See `AbstractModel`."""
+        return CountScore(concentration=math.inf, typical_rate=self.typical_count)
 
     @property
     def worst_labels(self) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from silobayes.models.base import GaussianEta, GaussianFamily, Target, check_feature_names
 from silobayes.models.layered import AbstractLayeredModel, class_log_likelihood
+from silobayes.models.scores import SoftmaxScore
 
 
 class SoftmaxRegression(AbstractLayeredModel):
@@ -22,6 +23,11 @@ class SoftmaxRegression(AbstractLayeredModel):
     def target(self) -> Target:
         """Labels 0..K-1."""
         return "classes"
+
+    @property
+    def centred_score(self) -> SoftmaxScore:
+        """See `AbstractModel`."""
+        return SoftmaxScore(outputs=self.num_classes)
 
     @property
     def worst_labels(self) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from silobayes.protocols.roles import Plan
 from silobayes.studies.method import Method
 
 # A new method is a module of this package and its name here.
-_MODULES = ("pvi", "global_vi", "perturbing", "statistics", "linreg")
+_MODULES = ("pvi", "centred", "global_vi", "perturbing", "statistics", "linreg")
 
 METHODS: dict[tuple[str, str], Method] = {
     (method.kind, method.privatise): method

@@ -74,12 +74,15 @@ def noise_multipliers(
 
 
 def least_noise(
-    event_of: Callable[[float], AbstractEvent], budget: Budget, *, besides: tuple[AbstractEvent, ...] = ()
+    event_of: Callable[[float], AbstractEvent | tuple[AbstractEvent, ...]],
+    budget: Budget,
+    *,
+    besides: tuple[AbstractEvent, ...] = (),
 ) -> float:
-    """The least noise with which the event, beside others, keeps the budget."""
-    tried: dict[AbstractEvent, float] = {}
+    """The least noise with which the event, or the events together, beside others keep the budget."""
+    tried: dict[AbstractEvent | tuple[AbstractEvent, ...], float] = {}
 
-    def at(noise: float) -> AbstractEvent:
+    def at(noise: float) -> AbstractEvent | tuple[AbstractEvent, ...]:
         event = event_of(noise)
         tried[event] = noise
         return event

@@ -40,7 +40,7 @@ def _check_unit(situation: Situation, budget: Budget) -> None:
     if budget.unit is Unit.PERSON:
         if not all(own.has_persons for own in situation.sizes):
             raise InvalidInput("data.unit", "the person of each row", "nothing", "Name the column of the person's id.")
-        if method.loops and situation.rows_per_person is None:
+        if method.person_slots and situation.rows_per_person is None:
             fix = "Declare a public bound on the rows of one person."
             raise InvalidInput("data.rows_per_person", f"a number with {method.privatise}", "nothing", fix)
 

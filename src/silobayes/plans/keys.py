@@ -60,14 +60,20 @@ _BELOW_ONE = number(math.nextafter(1.0, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundKeys(MethodKeys):
-    """Of methods with rounds."""
+class VisitKeys(MethodKeys):
+    """Of methods that visit silos more than once."""
 
     schedule: Schedule | None = key(
         member(Schedule), "synchronous | sequential | sampled | asynchronous", '"synchronous"'
     )
     clients_per_round: int | None = key(count(), 'silos a round, with schedule = "sampled" and only there', "5")
     rounds: int | None = key(count(LARGEST_ROUNDS), "how often each silo is visited", "20")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundKeys(VisitKeys):
+    """Of methods whose rounds change a posterior by and by."""
+
     damping: float | None = key(number(1.0), "of every change", "0.4")
     posterior: PosteriorKind | None = key(member(PosteriorKind), "mean_field | full", '"mean_field"')
 

@@ -153,6 +153,7 @@ OPTIMISATION: dict[str, Any] = {
         "clipped gradients with noise."
     ),
     "loops": True,
+    "person_slots": True,
     "noise": frozenset({GaussianEvent}),
     "expects_widths": True,
 }

@@ -118,18 +118,29 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the encoding of a study lets a row hold: the norm of its features, its target, and each of its features."""
+    """What the encoding of a study lets a row hold: the norm of its features, its target, and each of its features.
+
+    `moments` is a public guess of E[x x'], `intercept` the column of ones.
+    """
 
     x: float
     y: float
     bounds: Bounds | None
+    moments: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    intercept: int | None = None
 
     @classmethod
     def of(cls, study: Study) -> "Limits":
         """From what the study declares."""
         low, high = study.data.target_bounds or (0.0, 1.0)
         target, encoding = max(abs(low), abs(high)), study.encoding
-        return cls(x=encoding.max_row_norm, y=target, bounds=_row_bounds(encoding, target))
+        return cls(
+            x=encoding.max_row_norm,
+            y=target,
+            bounds=_row_bounds(encoding, target),
+            moments=encoding.typical_moments,
+            intercept=len(encoding.feature_names) - 1 if encoding.intercept else None,
+        )
 
 
 def settings_of(study: Study, facts: PublicFacts) -> Any:

@@ -158,6 +158,7 @@ METHODS = (
             "posterior, found by steps of which each saw the rows only through a sum of clipped gradients with noise."
         ),
         loops=True,
+        person_slots=True,
         first_releases=1,
         free_visits=2,
         noise=frozenset({DiscreteGaussianEvent, GaussianEvent}),

@@ -24,7 +24,8 @@ _CHUNK = 1 << 21
 # Float64 sums of squares are exact to about 1e-16 a term; the declared norm is this much above, never below.
 _FLOAT_SLACK = 1.0 + 1e-9
 
-_MADE_BY_CLIPPING = object()
+# Only modules that prove what a term can move know it.
+MADE_BY_CLIPPING = object()
 
 
 class AbstractTerms(ABC):
@@ -138,7 +139,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bounded:
-    """A sum of clipped terms on the grid; made only by `clip`, `clip_blocks`, `clip_places` and `bounded_loop_sum`.
+    """A sum of clipped terms on the grid; made only by this module and by `products`.
 
     `total` holds integers: entry i of block b stands for `total[i] * grid * clip_norm_b`. `order` is the norm that
     was clipped: 2 for Gaussian-like noise, 1 for Laplace. `sharded`: one changed unit replaces a term, whatever the
@@ -155,7 +156,7 @@ class Bounded:
     proof: object = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.proof is not _MADE_BY_CLIPPING:
+        if self.proof is not MADE_BY_CLIPPING:
             raise InvalidInput("Bounded", "a value made by clip()", "a direct call", "Use privacy.clip(...).")
 
     @property
@@ -262,7 +263,7 @@ def clip_blocks(
         unit=unit,
         sharded=sharded,
         sampling=None if batch is None else batch.sampling,
-        proof=_MADE_BY_CLIPPING,
+        proof=MADE_BY_CLIPPING,
     )
 
 
@@ -289,7 +290,7 @@ def bounded_loop_sum(
         unit=unit,
         sharded=False,
         sampling=batch.sampling,
-        proof=_MADE_BY_CLIPPING,
+        proof=MADE_BY_CLIPPING,
     )
 
 
@@ -319,7 +320,7 @@ def clip_places(terms: AbstractTerms, clip_norm: float) -> Bounded:
         unit=Unit.ROW,
         sharded=False,
         sampling=None,
-        proof=_MADE_BY_CLIPPING,
+        proof=MADE_BY_CLIPPING,
     )
 
 

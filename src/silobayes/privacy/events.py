@@ -66,7 +66,8 @@ class AbstractEvent:
 LARGEST_COUNT = 10**9
 """The tails that the accountant cuts off are negligible up to so many runs."""
 
-EventT = TypeVar("EventT", bound=AbstractEvent)
+# One event, or several that are priced together.
+EventT = TypeVar("EventT", bound="AbstractEvent | tuple[AbstractEvent, ...]")
 
 _REGISTRY: dict[str, type[AbstractEvent]] = {}
 Class = TypeVar("Class", bound=type[AbstractEvent])

@@ -137,6 +137,7 @@ class Plan:
         server: The server's role, of all parts.
         numbers: How many numbers go down, and up, in one exchange.
         stretch: All steps of a visit in one compiled loop, for an engine that holds all rows; or None.
+        expected: Covariances of coefficients, without and with privacy, for made-up rows; None where it cannot be told.
     """
 
     visits: tuple[Visit, ...]
@@ -145,6 +146,7 @@ class Plan:
     server: AbstractServer = field(repr=False)
     numbers: int
     stretch: Callable[..., Merged] | None = None
+    expected: Callable[[Any], Any] | None = None
 
     def events(self, silo: int, num_visits: int | None = None) -> tuple[AbstractEvent, ...]:
         """What a silo pays for the study, or for its first `num_visits` visits."""

@@ -59,11 +59,12 @@ class SiloPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Width:
-    """Expected posterior standard deviation of one coefficient."""
+    """Expected posterior standard deviation of one coefficient, and what share of its variance privacy makes."""
 
     name: str
     not_private: float
     private: float
+    privacy_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +148,9 @@ def plan(study: Study, rows: Sequence[int], persons: Sequence[int] | None = None
         ),
         num_parameters=model.dim,
         num_messages=communications(made, getattr(settings, "rounds", 1), study.aggregation)["messages"],
-        widths=expected_widths(
+        widths=_told_widths(made.expected(made_up_rows(encoding)), situation.names)
+        if made.expected is not None
+        else expected_widths(
             study,
             model,
             settings,
@@ -220,6 +223,13 @@ def expected_widths(
             omega += noise * np.eye(model.dim) + (1 / rate - 1) / event.count * count / total * spread
     noisy = np.linalg.inv(score @ np.linalg.solve(omega, score) + prior)
     return _widths(model, encoding, exact, noisy)
+
+
+def _told_widths(expected: Any, names: Sequence[str]) -> tuple[Width, ...]:
+    """What the method itself says."""
+    sds = [np.sqrt(np.diag(covariance)).tolist() for covariance in (expected.not_private, expected.private)]
+    columns = zip(names, *sds, expected.privacy_share.tolist(), strict=True)
+    return tuple(Width(name=name, not_private=a, private=b, privacy_share=share) for name, a, b, share in columns)
 
 
 def made_up_rows(encoding: Encoding) -> np.ndarray:

@@ -23,7 +23,7 @@ LEVELS = (0.5, 0.8, 0.95)
 # What counts as honest at 95 %: closer than this, or than so many standard errors.
 TOLERANCE, ERRORS = 0.02, 3.0
 # Where so many standard errors are more than this, nothing can be said.
-_WIDEST = 0.07
+_WIDEST = 0.05
 _CLIPPED = 0.01
 _ALMOST_PRIOR = 0.9
 
@@ -141,6 +141,9 @@ class Calibration:
     facts: dict[str, Any]
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Calibration({self.method}, {self.repetitions} repetitions)"
+
     @property
     def repetitions(self) -> int:
         """How many posteriors there are."""
@@ -217,7 +220,7 @@ class Calibration:
         ):
             remarks.append(
                 f"Without privacy 95 % intervals covered {100 * self.exact.coverage(0.95).value:.1f} %: it is not only "
-                "the method."
+                f"the method.{' The prior may pull away from this point.' if self.facts.get('at') else ''}"
             )
         if self.prior_stddev is not None:
             kept = np.median(self.places.stddevs, axis=0) / self.prior_stddev

@@ -1,5 +1,6 @@
 """What a study and the reports on it need to know of a method. The methods themselves are in `plans`."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +27,7 @@ class MethodKeys:
     The same class with all keys filled in is the settings of a run.
     """
 
-    kind: str = "pvi"
+    kind: str
     privatise: str | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +52,9 @@ class Method:
         checks: Refuse studies that it cannot run.
         default_for: Whether a study of this kind gets it that does not say `privatise`, by the unit and whether batches
             of persons can be drawn. Where no method says so it is the first that has privacy, or has none, as asked.
+        leads: Whether a study gets it that names no method, nor a key that it has not; by the section [model], the
+            unit, and whether persons are counted and their rows bounded.
+        person_slots: Whether, where it protects persons, these must be counted and their rows bounded.
         shares: Whether, inside a sum, a silo's message is a share that is too little by itself.
         loops: Whether a visit is a loop of `steps` releases on batches.
         first_releases: Releases before the first such loop.
@@ -72,6 +76,8 @@ class Method:
     rules: Callable[[Any, Any, Any], dict[str, Any]] = lambda study, facts, keys: {}
     checks: tuple[Callable[[Any], None], ...] = ()
     default_for: Callable[[Unit | None, bool], bool] = lambda unit, can_sample_persons: False
+    leads: Callable[[Any, Unit, bool], bool] = lambda model, unit, can_sample_persons: False
+    person_slots: bool = False
     shares: bool = False
     loops: bool = False
     first_releases: int = 0
@@ -109,14 +115,20 @@ def default_of(methods: Sequence[Method], unit: Unit | None, can_sample_persons:
     return next((method for method in fitting if method.default_for(unit, can_sample_persons)), fitting[0])
 
 
-def method_of(table: Mapping[str, Any], unit: Unit | None, can_sample_persons: bool, methods: Methods) -> Method:
-    """The method that [protocol] asks for; `unit` is None without privacy."""
-    kind = table.get("kind", "pvi")
+def method_of(
+    table: Mapping[str, Any], model: Any, unit: Unit | None, can_sample_persons: bool, methods: Methods
+) -> Method:
+    """The method that [protocol] asks for, or that leads for the model; `unit` is None without privacy."""
     kinds = list(dict.fromkeys(own for own, _ in methods))
+    privatise = table.get("privatise")
+    if "kind" not in table:
+        leading = leading_method(table, model, unit, can_sample_persons, methods)
+        if leading is not None:
+            return leading
+    kind = table.get("kind", next((of for of, own in methods if own == privatise), kinds[0]))
     if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInput("protocol.kind", f"one of {', '.join(kinds)}", kind, "Choose a protocol.")
     own = {privatise: method for (of, privatise), method in methods.items() if of == kind}
-    privatise = table.get("privatise")
     if privatise is None:
         return default_of(list(own.values()), unit, can_sample_persons)
     if unit is None and privatise != "none":
@@ -129,3 +141,14 @@ def method_of(table: Mapping[str, Any], unit: Unit | None, can_sample_persons: b
         fix = "`silobayes methods` lists the methods of each protocol."
         raise InvalidInput("protocol.privatise", f"one of {', '.join(own)} with {kind}", privatise, fix)
     return own[privatise]
+
+
+def leading_method(
+    table: Mapping[str, Any], model: Any, unit: Unit | None, can_sample_persons: bool, methods: Methods
+) -> Method | None:
+    """What a private study gets whose [protocol] has keys of that method only."""
+    for method in methods.values():
+        known = {field.name for field in dataclasses.fields(method.keys)} - {"privatise"}
+        if unit is not None and method.leads(model, unit, can_sample_persons) and known.issuperset(table):
+            return method
+    return None

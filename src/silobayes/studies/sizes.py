@@ -57,7 +57,7 @@ def counts_persons(study: Study) -> bool:
 
 def samples_persons(study: Study) -> bool:
     """Whether batches are of persons."""
-    return study.privacy.unit is Unit.PERSON and study.method.loops
+    return study.privacy.unit is Unit.PERSON and study.method.person_slots
 
 
 def silo_units(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -> list[int]:

@@ -275,13 +275,17 @@ class Study:
             raise InvalidInput("protocol", "a table [protocol]", table, "Write it as a section of the study file.")
         unit = sections["privacy"].unit if sections["privacy"].mode is Mode.DP else None
         can_sample_persons = _can_sample_persons(sections["data"])
-        method = method_of(table, unit, can_sample_persons, registered() if methods is None else methods)
+        method = method_of(
+            table, sections["model"], unit, can_sample_persons, registered() if methods is None else methods
+        )
         known = [own.name for own in dataclasses.fields(method.keys)]
         for name in table:
             if name not in known:
                 fix = "Remove it, or choose another method."
                 raise InvalidInput(f"protocol.{name}", f"a key of {method.name}: {', '.join(known)}", name, fix)
-        return cls(**sections, protocol=build_section(method.keys, "protocol", table), method=method)
+        return cls(
+            **sections, protocol=build_section(method.keys, "protocol", {"kind": method.kind, **table}), method=method
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The canonical form: JSON-able, defaults written out, keys without a value left out."""
@@ -387,7 +391,7 @@ class Study:
         needed = []
         if privacy.unit is not Unit.PERSON or not self.can_sample_persons:
             needed.append((Public.ROWS, "the number of rows of each silo is used"))
-        if privacy.unit is Unit.PERSON and self.method.loops:
+        if privacy.unit is Unit.PERSON and self.method.person_slots:
             if data.rows_per_person is None:
                 fix = "Declare a public bound on the rows of one person, or use a method that deals persons to shards."
                 expected = f"a number with {self.method.privatise} for persons"

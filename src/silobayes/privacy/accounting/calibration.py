@@ -32,10 +32,10 @@ def least_noise(
     delta: float,
     besides: tuple[AbstractEvent, ...] = (),
 ) -> EventT:
-    """The event with the smallest parameter whose price is at most (epsilon, delta), to 1e-6 relative.
+    """The event, or events, with the smallest parameter whose price is at most (epsilon, delta), to 1e-6 relative.
 
     Args:
-        event_factory: the event of a noise parameter; more of it must mean more privacy, and 1 must be allowed.
+        event_factory: the event, or several, of a noise parameter; more must mean more privacy, and 1 must be allowed.
         relation: which data sets are neighbours.
         epsilon: the budget, > 0.
         delta: the budget, in [DELTA_FLOOR, 1).
@@ -54,16 +54,20 @@ def least_noise(
     _, high = search.narrow(search.fine, low, high, _TOLERANCE)
     for _ in range(50):
         item = event_factory(high)
-        spent = accounting.price([*besides, item], relation=relation, delta=delta).epsilon
+        spent = accounting.price([*besides, *_several(item)], relation=relation, delta=delta).epsilon
         if spent <= epsilon and search.fine(high) <= 0.0:
             return item
         high *= 1.0 + _TOLERANCE
     raise search.impossible()
 
 
+def _several(item: AbstractEvent | tuple[AbstractEvent, ...]) -> tuple[AbstractEvent, ...]:
+    return item if isinstance(item, tuple) else (item,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    event_factory: Callable[[float], AbstractEvent]
+    event_factory: Callable[[float], AbstractEvent | tuple[AbstractEvent, ...]]
     besides: tuple[AbstractEvent, ...]
     relation: Relation
     epsilon: float
@@ -80,7 +84,7 @@ class _Search:
     def _height(self, delta_of: Callable[[list[AbstractEvent]], Callable[[float], float]], value: float) -> float:
         """Ln of delta over the budget's: positive is too dear."""
         try:
-            spent = delta_of([*self.besides, self.event_factory(value)])(self.epsilon)
+            spent = delta_of([*self.besides, *_several(self.event_factory(value))])(self.epsilon)
         except InvalidInput as error:
             if error.key != "std":
                 raise

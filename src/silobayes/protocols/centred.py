@@ -1,0 +1,197 @@
+"""Regressions from centred scores (UNCERTAINTY): a few rounds, each one joint noisy sum at a public Gaussian.
+
+The mathematics stands in `inference.centred`. Each round is a part of its own, because each has its own noise: the last
+rounds, which count, have the larger shares of the budget.
+
+Guarantees:
+    - intervals include the privacy noise
+    - a round's sum moves by no more than is priced
+    - the server sees sums and public numbers only
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from silobayes.families import FullGaussian
+from silobayes.inference import centred
+from silobayes.inference.centred import Answer, Rounds
+from silobayes.inference.centred_sums import Centre, Frame, round_sum
+from silobayes.inference.layouts import PersonSlots
+from silobayes.inference.solvers import AllRows
+from silobayes.models.base import AbstractModel
+from silobayes.posteriors import Posterior
+from silobayes.privacy.clipping import Bounded
+from silobayes.privacy.door import Door
+from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.queries import Message, PrivateSum, Total
+from silobayes.privacy.relation import Unit
+from silobayes.protocols import pvi
+from silobayes.protocols.etas import eta_info, to_host
+from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.schedule import Visit
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CentredSilo(AbstractSilo[tuple[()]]):
+    """Answers one round; `unit` is whom it protects."""
+
+    query: PrivateSum
+    frame: Frame
+    unit: Unit
+    solve: AllRows = field(default_factory=AllRows)
+
+    def init(self, seat: Seat) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def reply(
+        self, door: Door | None, seat: Seat, own: tuple[()], down: Centre, found: Any
+    ) -> tuple[tuple[()], Message]:
+        """See `AbstractSilo`."""
+        assert door is not None
+        return own, self.query.write(door, seat.index, self.bounded(seat, found, down))
+
+    def bounded(self, seat: Seat, found: Any, down: Centre) -> Bounded:
+        """The sum over the slots that hold a row."""
+        present = np.asarray(found.present)
+        slots = np.flatnonzero(present)
+        persons = slots // seat.layout.rows_per_person if isinstance(seat.layout, PersonSlots) else None
+        return round_sum(
+            np.asarray(found.x, np.float64)[present],
+            np.asarray(found.y, np.float64)[present],
+            down,
+            self.frame,
+            self.query.relation,
+            capacity=len(present),
+            unit=self.unit,
+            persons=persons,
+        )
+
+    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
+        """One release a visit."""
+        return (pvi.repeated(self.query.event(seat.index), num_visits),)
+
+
+class ServerState(eqx.Module):
+    """What was released in rounds so far, where it was asked and of whom, and the next centre; all public."""
+
+    num_rounds: int
+    sums: np.ndarray
+    stddevs: np.ndarray
+    centres: np.ndarray
+    members: np.ndarray
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CentredServer(AbstractServer[ServerState]):
+    """Makes an answer of the rounds so far, and asks next where it is.
+
+    Attributes:
+        model: Of the study.
+        names: Of its parameters.
+        frame: Public units.
+        start: Where the first round asks.
+        queries: Of each round.
+        rows: Public numbers of the silos' rows.
+    """
+
+    model: AbstractModel
+    names: tuple[str, ...]
+    frame: Frame
+    start: np.ndarray
+    queries: tuple[PrivateSum, ...]
+    rows: tuple[int, ...]
+
+    def init(self) -> ServerState:
+        """The prior, around the start."""
+        count, size = len(self.queries), self.queries[0].layouts[0].total.size
+        return ServerState(
+            num_rounds=0,
+            sums=np.zeros((count, size)),
+            stddevs=np.ones((count, len(self.frame.shares))),
+            centres=np.zeros((count, self.frame.dim)),
+            members=np.zeros((count, len(self.rows))),
+            mean=self.start / self.frame.units,
+            covariance=np.diag(1.0 / self.frame.prior_precision),
+        )
+
+    def down(self, state: ServerState, visit: Visit) -> Centre:
+        """See `AbstractServer`."""
+        return Centre(mean=state.mean, covariance=state.covariance)
+
+    def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
+        """See `AbstractServer`; a sum over some silos stands for all rows."""
+        read = self.queries[visit.part].read(total)
+        members = np.isin(np.arange(len(self.rows)), total.members)
+        whole = sum(self.rows) / float(np.dot(members, self.rows))
+        row = state.num_rounds
+        state = ServerState(
+            num_rounds=row + 1,
+            sums=_with_row(state.sums, row, whole * np.concatenate(read.blocks)),
+            stddevs=_with_row(state.stddevs, row, whole * np.array(read.stddevs)),
+            centres=_with_row(state.centres, row, state.mean),
+            members=_with_row(state.members, row, whole * members),
+            mean=state.mean,
+            covariance=state.covariance,
+        )
+        then = centred.next_centre(self.down(state, visit), self.answer(state), self.frame)
+        return Merged(
+            state=eqx.tree_at(lambda own: (own.mean, own.covariance), state, (then.mean, then.covariance)), counted=True
+        )
+
+    def answer(self, state: ServerState) -> Answer:
+        """The posterior in the frame's units."""
+        made = slice(0, state.num_rounds)
+        weights = centred.weights_of_rounds(state.stddevs[made])
+        counts = weights @ state.members[made][-len(weights) :]
+        rounds = Rounds(
+            sums=state.sums[made],
+            stddevs=state.stddevs[made],
+            centres=state.centres[made],
+            repeats=float(np.dot(counts**2, self.rows) / sum(self.rows)),
+        )
+        return centred.answer(rounds, self.frame)
+
+    def posterior(self, state: ServerState) -> Posterior:
+        """See `AbstractServer`."""
+        units = self.frame.units
+        if state.num_rounds == 0:
+            return _gaussian(self.model, self.names, self.start, np.diag(units**2 / self.frame.prior_precision))
+        reached = self.answer(state)
+        return _gaussian(
+            self.model,
+            self.names,
+            reached.mean * units,
+            reached.covariance * np.outer(units, units),
+            privacy_share=reached.privacy_share,
+            prior_share=reached.prior_share,
+            warnings=centred.warnings(reached, self.frame, self.names),
+        )
+
+    def info(self, state: ServerState) -> dict[str, Any]:
+        """The present answer."""
+        return eta_info(to_host(self.posterior(state).eta))
+
+
+def _with_row(log: np.ndarray, row: int, values: np.ndarray) -> np.ndarray:
+    new = log.copy()
+    new[row] = values
+    return new
+
+
+def _gaussian(
+    model: AbstractModel, names: tuple[str, ...], mean: np.ndarray, covariance: np.ndarray, **more: Any
+) -> Posterior:
+    family = FullGaussian(dimension=len(mean))
+    eta = family.from_standard(mean=jnp.asarray(mean), covariance=jnp.asarray(covariance))
+    return Posterior(family=family, eta=eta, names=names, model=model, covariance=covariance, **more)
