@@ -74,7 +74,7 @@ def _print_coefficients(console: "Console", result: "DemoResult") -> None:
     for heading in ("coefficient", "truth", "private", "not private"):
         table.add_column(heading, justify="left" if heading == "coefficient" else "right")
     private, exact = result.together.private.summary(), result.together.not_private.summary()
-    for name, row in private.iterrows():
+    for name, row in private.to_dict(orient="index").items():
         truth, other = result.truth[str(name)], exact.loc[name]
         missed = " " if row["lower"] <= truth <= row["upper"] else "*"
         cells = f"{row['mean']:.2f} ± {row['sd']:.2f}{missed}", f"{other['mean']:.2f} ± {other['sd']:.2f}"
