@@ -120,6 +120,14 @@ def test_a_run_says_what_its_intervals_include(ran: tuple[Path, dict]) -> None:
         assert "docs/honest-intervals.md" in text
 
 
+def test_a_plan_says_which_method_it_is_and_what_privacy_adds(tmp_path: Path) -> None:
+    study = write_study(tmp_path, STUDY[: STUDY.index("[protocol]")])
+    text = " ".join(invoke("plan", study).stdout.split())
+    for said in ("Method: centred/scores leads", "Intervals: honest", "due to privacy", "15 │ ", " to "):
+        assert said in text
+    assert "due to privacy" not in invoke("plan", write_study(tmp_path)).stdout
+
+
 def test_the_list_of_methods_says_what_their_intervals_include() -> None:
     listed = {one["method"]: one["intervals"] for one in json.loads(invoke("methods", "--json").stdout)["methods"]}
     assert listed["centred/scores"] == "honest"
