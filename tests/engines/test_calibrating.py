@@ -1,5 +1,6 @@
 """`silobayes.calibrate`: one small study without privacy for what is quick; what it finds of methods is slow."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,13 @@ def test_processes_share_repetitions_without_changing_them(exact: Calibration) -
     for part in ("positions", "stddevs", "errors"):
         of_one = getattr(exact.places, part)[:40]
         np.testing.assert_allclose(getattr(found.places, part), of_one, rtol=1e-5, atol=1e-5)
+
+
+def test_an_error_is_the_same_after_it_crossed_to_another_process() -> None:
+    error = InvalidInput("rows", "a number", object(), "Pass one.")
+    again = copy.copy(error)
+    assert (type(again), str(again), again.key) == (InvalidInput, str(error), "rows")
+    assert isinstance(again, ValueError)
 
 
 @pytest.mark.slow

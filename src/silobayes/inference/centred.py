@@ -165,7 +165,7 @@ def warnings(reached: Answer, frame: Frame, names: tuple[str, ...]) -> tuple[str
         )
     if reached.num_hidden > _HIDDEN_SHARE * frame.dim:
         told.append(
-            f"In {reached.num_hidden} of {frame.dim} directions noise hides how much rows say: columns go together, or the "
+            f"In {reached.num_hidden} of {frame.dim} directions noise hides what rows say: columns go together, or the "
             "budget is small. Intervals there are cautious. Declare spreads and shares, drop columns that others "
             "tell, or take a larger epsilon."
         )
