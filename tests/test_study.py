@@ -533,6 +533,9 @@ def test_init_writes_a_study_that_parses_and_never_overwrites(tmp_path):
     assert str(target / "study.toml") in done.output
     study = Study.from_toml(target / "study.toml")
     assert study.privacy.unit is Unit.ROW
+    # What a study gets that names no method, and its keys.
+    assert study.method.name == "centred/scores"
+    assert '\n# kind = "centred"' in (target / "study.toml").read_text()
     (target / "study.toml").write_text("mine")
     again = CliRunner().invoke(init, [str(target)])
     assert isinstance(again.exception, InvalidInput)
