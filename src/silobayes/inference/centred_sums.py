@@ -36,6 +36,8 @@ _PRODUCT_SHARE, _INTERCEPT_SHARE = 0.2785, 0.5
 _SHARES = {"score": 0.73, "curvature": 0.2, "trace": 0.01, "squares": 0.01, "expected": 0.005}
 _PRODUCT_BUDGET = 0.025
 _ROWS_AT_ONCE = 8192
+# So many steps in 1, of z up to the largest, and of the largest covariance: 400 products add up to less than 2^53.
+_LARGEST_Z, _WHOLE_Z, _WHOLE_COVARIANCE = 2.0**10, 2.0**12, 2.0**22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -222,17 +224,26 @@ def curvatures(x: np.ndarray, centre: Centre, frame: Frame) -> tuple[np.ndarray,
 
 
 def _predictors(z: np.ndarray, centre: Centre, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means (n, k) and covariances (n, k, k) of the rows' linear predictors."""
+    """Means (n, k) and covariances (n, k, k) of the rows' linear predictors.
+
+    Each is its row's own to the last bit. Those of a matrix product are not: they depend on which rows are beside, and
+    a row that is large enough makes as much of its last bits as it likes. Sums along a row are its own, and so are
+    products of whole numbers below 2^53, which are exact: variances are those of a q and of rows that are rounded.
+    """
     n, d = z.shape
-    mean = z @ centre.mean.reshape(d, k)
-    if k == 1:
-        return mean, np.sum((z @ centre.covariance) * z, axis=1)[:, None, None]
+    mean = np.stack([np.sum(z * part, axis=1) for part in centre.mean.reshape(d, k).T], axis=1)
+    largest = float(np.abs(centre.covariance).max(initial=0.0)) or 1.0
+    blocks = np.rint(centre.covariance * (_WHOLE_COVARIANCE / largest)).reshape(d, k, d, k)
     covariance = np.empty((n, k, k))
-    blocks = centre.covariance.reshape(d, k, d, k)
     for start in range(0, n, _ROWS_AT_ONCE):
-        part = z[start : start + _ROWS_AT_ONCE]
-        covariance[start : start + _ROWS_AT_ONCE] = np.einsum("najb,nj->nab", np.tensordot(part, blocks, 1), part)
-    return mean, covariance
+        part = np.rint(np.clip(z[start : start + _ROWS_AT_ONCE], -_LARGEST_Z, _LARGEST_Z) * _WHOLE_Z)
+        for a in range(k):
+            for b in range(a, k):
+                along = np.sum((part @ blocks[:, a, :, b]) * part, axis=1)
+                along = np.maximum(along, 0.0) if a == b else along  # a q that is nearly singular, rounded
+                covariance[start : start + _ROWS_AT_ONCE, a, b] = along
+                covariance[start : start + _ROWS_AT_ONCE, b, a] = along
+    return mean, covariance * (largest / _WHOLE_COVARIANCE / _WHOLE_Z**2)
 
 
 def _weights(scores: np.ndarray, curvatures: np.ndarray, frame: Frame, persons: np.ndarray | None) -> np.ndarray:

@@ -93,8 +93,8 @@ class LogisticScore(AbstractCentredScore):
         """See `AbstractCentredScore`."""
         f = mean + np.sqrt(covariance[:, 0]) * _NODES
         p = special.expit(f)
-        slope = (p * (1 - p)) @ _WEIGHTS
-        p = p @ _WEIGHTS
+        slope = np.sum(p * (1 - p) * _WEIGHTS, axis=1)
+        p = np.sum(p * _WEIGHTS, axis=1)
         return _single(y - p, np.maximum(p, 1 - p), slope, p * (1 - p))
 
     @property
@@ -234,16 +234,20 @@ class SoftmaxScore(AbstractCentredScore):
     def __call__(self, mean: np.ndarray, covariance: np.ndarray, y: np.ndarray) -> Score:
         """See `AbstractCentredScore`."""
         k = self.outputs
+        # Whoever fails on a row that is not finite tells that it is there; its mean is NaN, so that it counts nothing.
+        covariance = np.where(np.isfinite(covariance).all(axis=(1, 2), keepdims=True), covariance, 0.0)
         values, vectors = np.linalg.eigh(covariance)
         steps = np.swapaxes(vectors * np.sqrt(np.maximum(values, 0.0) * k)[:, None, :], 1, 2)
         points = np.concatenate([mean[:, None] + steps, mean[:, None] - steps], axis=1)
         p = special.softmax(points, axis=2)
         average = p.mean(axis=1)
-        slope = average[:, :, None] * np.eye(k) - np.einsum("nsk,nsl->nkl", p, p) / (2 * k)
+        # diag(p) - p p', made of what it is off the diagonal: PSD to rounding of its own size, however small it is.
+        beside = np.einsum("nsk,nsl->nkl", p, p) / (2 * k) * (1.0 - np.eye(k))
+        slope = beside.sum(axis=2)[:, :, None] * np.eye(k) - beside
         square = np.sum(average**2, axis=1)
         # |e_y - p|^2 = 1 - 2 p_y + |p|^2 is largest for the least probable class.
         bound = np.sqrt(1.0 - 2.0 * average.min(axis=1) + square)
-        residual = np.eye(k)[y.astype(int)] - average
+        residual = (y[:, None] == np.arange(k)) - average
         return Score(residual=residual, bound=bound, slope=slope, variance=1.0 - square)
 
     @property

@@ -68,7 +68,7 @@ class Vectors(AbstractProducts):
 
     def norms(self) -> np.ndarray:
         """See `AbstractProducts`."""
-        return np.linalg.norm(self.factors, axis=1) * np.linalg.norm(self.x, axis=1)
+        return _lengths(self.factors) * _lengths(self.x)
 
     def of(self, chosen: np.ndarray) -> "Vectors":
         """See `AbstractProducts`."""
@@ -97,7 +97,8 @@ class Matrices(AbstractProducts):
 
     def norms(self) -> np.ndarray:
         """See `AbstractProducts`."""
-        return np.linalg.norm(self.factors, axis=(1, 2)) * np.sum(self.x**2, axis=1)
+        lengths = _lengths(self.x)
+        return _lengths(self.factors.reshape(len(lengths), self.factors.shape[1] ** 2)) * lengths * lengths
 
     def of(self, chosen: np.ndarray) -> "Matrices":
         """See `AbstractProducts`."""
@@ -107,9 +108,10 @@ class Matrices(AbstractProducts):
         """See `AbstractProducts`."""
         d, k = self.x.shape[1], self.factors.shape[1]
         whole = np.zeros((d, k, d, k))
+        x = self.x * np.sqrt(weights)[:, None]  # a small factor times a small weight would lose its last bits
         for a in range(k):
             for b in range(a, k):
-                part = (self.x * (self.factors[:, a, b] * weights)[:, None]).T @ self.x
+                part = (x * self.factors[:, a, b, None]).T @ x
                 whole[:, a, :, b] = whole[:, b, :, a] = part
         return pack_symmetric(whole.reshape(d * k, d * k))
 
@@ -139,6 +141,13 @@ class Numbers(AbstractProducts):
     def total(self, weights: np.ndarray) -> np.ndarray:
         """See `AbstractProducts`."""
         return np.array([np.sum(np.maximum(self.values, 0.0) * weights)])
+
+
+def _lengths(vectors: np.ndarray) -> np.ndarray:
+    """L2 norms of rows; squares of small numbers would be zero, and what a large number makes of them unbounded."""
+    largest = np.max(np.abs(vectors), axis=1, initial=0.0)
+    parts = vectors / np.where(largest > 0.0, largest, 1.0)[:, None]
+    return largest * np.sqrt(np.sum(parts**2, axis=1))
 
 
 def clip_products(
