@@ -113,7 +113,7 @@ def test_a_quantile_instead_of_a_clip_norm_is_read():
 
 def test_what_is_left_out_is_none_and_follows_the_default_rule():
     protocol = Study.from_dict(changed()).protocol
-    assert protocol.kind == "pvi"
+    assert protocol.kind == "centred"
     set_already = {field.name for field in dataclasses.fields(protocol) if getattr(protocol, field.name) is not None}
     assert set_already == {"kind"}
 
@@ -521,7 +521,7 @@ def test_the_hash_is_frozen():
         '"classes":["no","yes"],"coding":"reference","features":["age","ward"],"ignore":[],"intercept":true,'
         '"outside":"refuse","public":["rows"],"reference":{"ward":"a"},"source":"rows.csv","target":"died"},"model":{"kind":"logistic_regression","options":{}},'
         '"privacy":{"delta":1e-05,"epsilon":1.0,"mode":"dp","relation":"substitute","unit":"row"},'
-        '"protocol":{"kind":"pvi"},"silos":{"count":2,"scheme":"even"},"study":{"name":"icu","seed":3}}'
+        '"protocol":{"kind":"centred"},"silos":{"count":2,"scheme":"even"},"study":{"name":"icu","seed":3}}'
     )
     assert Study.from_dict(changed()).hash == hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -533,6 +533,9 @@ def test_init_writes_a_study_that_parses_and_never_overwrites(tmp_path):
     assert str(target / "study.toml") in done.output
     study = Study.from_toml(target / "study.toml")
     assert study.privacy.unit is Unit.ROW
+    # What a study gets that names no method, and its keys.
+    assert study.method.name == "centred/scores"
+    assert '\n# kind = "centred"' in (target / "study.toml").read_text()
     (target / "study.toml").write_text("mine")
     again = CliRunner().invoke(init, [str(target)])
     assert isinstance(again.exception, InvalidInput)

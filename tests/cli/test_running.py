@@ -110,6 +110,34 @@ def test_the_summary_of_a_run_has_units_and_odds_ratios(ran: tuple[Path, dict]) 
     assert "80 % interval" in invoke("summary", directory, "--level", 0.8).stdout
 
 
+def test_a_run_says_what_its_intervals_include(ran: tuple[Path, dict]) -> None:
+    _, ended = ran
+    certificate = json.loads((Path(ended["directory"]) / "certificate.json").read_text())
+    assert ended["intervals"] == certificate["intervals"] == "no"
+    for command in ("summary", "resume"):
+        text = " ".join(invoke(command, ended["directory"]).stdout.split())
+        assert "Intervals: no: they do not include the privacy noise" in text
+        assert "docs/honest-intervals.md" in text
+
+
+def test_a_plan_says_which_method_it_is_and_what_privacy_adds(tmp_path: Path) -> None:
+    study = write_study(tmp_path, STUDY[: STUDY.index("[protocol]")])
+    text = " ".join(invoke("plan", study).stdout.split())
+    for said in ("Method: centred/scores leads", "Intervals: honest", "due to privacy", "15 │ ", " to "):
+        assert said in text
+    assert "due to privacy" not in invoke("plan", write_study(tmp_path)).stdout
+
+
+def test_the_list_of_methods_says_what_their_intervals_include() -> None:
+    listed = {one["method"]: one["intervals"] for one in json.loads(invoke("methods", "--json").stdout)["methods"]}
+    assert listed["centred/scores"] == "honest"
+    assert listed["pvi/virtual_clients"] == "partly"
+    assert listed["pvi/dp_optimisation"] == "no"
+    assert listed["pvi/none"] is None
+    text = invoke("methods").stdout
+    assert text.count("intervals: ") == sum(word is not None for word in listed.values())
+
+
 @pytest.mark.parametrize(("arguments", "key"), [(["--level", "95"], "level"), (["--level", "nan"], "level")])
 def test_a_level_that_is_no_probability_is_refused(ran: tuple[Path, dict], arguments: list[str], key: str) -> None:
     for command in (["summary"], ["predict", "--at", str(ran[0].parent / "rows.csv")]):

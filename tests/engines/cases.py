@@ -34,6 +34,7 @@ def make_study(
     aggregation=None,
     **protocol,
 ) -> Study:
+    protocol = {"kind": "pvi", **protocol}  # which method leads is a test of its own
     privacy = {"mode": mode}
     if mode == "dp":
         privacy |= {"epsilon": epsilon, "delta": 1e-5, "relation": "substitute", "unit": unit}

@@ -1,5 +1,6 @@
 """`silobayes.calibrate`: one small study without privacy for what is quick; what it finds of methods is slow."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,13 @@ def test_processes_share_repetitions_without_changing_them(exact: Calibration) -
         np.testing.assert_allclose(getattr(found.places, part), of_one, rtol=1e-5, atol=1e-5)
 
 
+def test_an_error_is_the_same_after_it_crossed_to_another_process() -> None:
+    error = InvalidInput("rows", "a number", object(), "Pass one.")
+    again = copy.copy(error)
+    assert (type(again), str(again), again.key) == (InvalidInput, str(error), "rows")
+    assert isinstance(again, ValueError)
+
+
 @pytest.mark.slow
 def test_errors_come_back_from_processes() -> None:
     study = other(
@@ -235,7 +243,7 @@ def test_linreg_covers_and_dp_optimisation_does_not() -> None:
     naive = calibrate(study, rows=1500, repetitions=100, correlation=0.9)
     assert naive.places.coverage(0.95).value < 0.85
     assert naive.verdict is Verdict.TOO_NARROW
-    assert "they do not include the privacy noise" in naive.sentence
+    assert "they do not include all of the privacy noise" in naive.sentence
     assert naive.exact is not None
     assert abs(naive.exact.coverage(0.95).value - 0.95) < 4 * naive.exact.coverage(0.95).error
     json.dumps(naive.to_json(), allow_nan=False)

@@ -29,6 +29,7 @@ TABLES: dict[str, Any] = {
         "target_bounds": [-4, 4],
         "bounds": {"a": [-3, 3], "ward": ["north", "south", "west"]},
         "spread": {"a": 1.0},
+        "coding": "one_hot",
         "public": ["rows"],
     },
     "silos": {"count": 3},

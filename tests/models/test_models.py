@@ -173,6 +173,7 @@ OPTIONS = {
     "concentration": 2.0,
     "hidden": [4],
     "prior_stddev": 2.0,
+    "typical_count": 3.0,
 }
 
 
@@ -185,7 +186,7 @@ def test_an_unknown_kind_or_option_a_missing_option_or_a_bad_value_is_refused_an
     for key in good:
         with pytest.raises(InvalidInput, match=f"^model.options.{key}: "):
             build(kind, good | {key: "many"}, D)
-        if key != "prior_stddev":
+        if key not in ("prior_stddev", "typical_count"):
             with pytest.raises(InvalidInput, match=rf"^model.options.{key}: .*\[model.options\]"):
                 build(kind, {other: value for other, value in good.items() if other != key}, D)
     with pytest.raises(InvalidInput, match=r"^model.options.colour: "):

@@ -203,11 +203,3 @@ def test_normals_have_any_shape(shape):
     assert (
         np.unique(draws).size >= 0.999 * draws.size
     )  # float32 values collide now and then; a repeated piece would not
-
-
-def test_uniform_floats_are_uniform_in_the_half_open_interval():
-    draws = Entropy.not_private(12).uniform_float64(100_000)
-    assert fits_cdf(draws, stats.uniform.cdf)
-    assert not fits_cdf(draws, stats.uniform(scale=3 / 2).cdf)
-    assert ScriptedEntropy([LAST]).uniform_float64(1)[0] == 1 - 2.0**-53
-    assert ScriptedEntropy([0]).uniform_float64(1)[0] == 0.0

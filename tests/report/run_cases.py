@@ -98,6 +98,7 @@ def write_run(
         "relation": "substitute",
         "unit": "row",
         "method": "dp_optimisation",
+        "intervals": "no",
         "sampler": "poisson",
         "noise": "float32 Gaussian inside a compiled loop",
         "aggregation": {"kind": "none", "colluding": 0},

@@ -78,6 +78,12 @@ def test_a_run_that_is_not_private_is_stamped(run_dir: Path) -> None:
     assert "largest epsilon" not in html
 
 
+def test_a_report_says_what_its_intervals_include(run_dir: Path) -> None:
+    (said,) = [line for line in write_report(run_dir)["html"].read_text().splitlines() if "Intervals:" in line]
+    assert "Intervals: no: they do not include the privacy noise" in said
+    assert "docs/honest-intervals.md" in said
+
+
 def test_a_refuted_certificate_is_shown_as_failed(run_dir: Path) -> None:
     run_cases.claim(run_dir, 0.1)
     html = write_report(run_dir)["html"].read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from silobayes.data.columns import Categorical, Numeric
 from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractGaussianLikeEvent
 from silobayes.privacy.relation import Relation
+from silobayes.report.choice import choice
 from silobayes.report.planning import made_up_rows, plan
 from silobayes.studies.sizes import counted_rows, silo_rows
 from silobayes.study import Study
@@ -181,3 +182,54 @@ def test_rows_are_dealt_as_the_split_says() -> None:
     assert silo_rows(even, 11) == [4, 4, 3]
     skewed = Study.from_dict({**tables, "silos": {"count": 4, "scheme": "rho_kappa", "rho": 0.5, "kappa": 0.0}})
     assert silo_rows(skewed, 100) == [12, 12, 37, 37]
+
+
+OPEN = {key: value for key, value in BASE.items() if key != "protocol"}
+PERSONS = {
+    "data": {**BASE["data"], "unit": "id", "public": ["rows"]},
+    "privacy": {**BASE["privacy"], "unit": "person"},
+}
+
+
+def chosen(**sections: dict) -> str:
+    return choice(Study.from_dict({**OPEN, **sections}))
+
+
+def test_a_plan_says_which_method_leads_and_whether_its_intervals_are_honest() -> None:
+    leading = chosen()
+    assert leading.startswith("centred/scores leads for a logistic regression: ")
+    assert "Intervals: honest: they include the privacy noise." in leading
+    assert leading.count("leads") == 1
+    other = chosen(protocol={"kind": "pvi"})
+    assert other.startswith("pvi/dp_optimisation: ")
+    assert "Intervals: no: they do not include the privacy noise" in other
+    assert "For a logistic regression centred/scores leads (intervals: honest)" in other
+
+
+def test_a_plan_says_what_a_leading_method_would_need() -> None:
+    undeclared = chosen(**PERSONS)
+    assert "centred/scores (intervals: honest) would lead if persons were declared" in undeclared
+    declared = {**PERSONS["data"], "public": ["rows", "persons"], "rows_per_person": 3}
+    assert chosen(**{**PERSONS, "data": declared}).startswith("centred/scores leads")
+
+
+def test_where_no_method_leads_a_plan_names_none() -> None:
+    network = {"kind": "mlp", "options": {"hidden": [2]}}
+    assert "lead" not in chosen(model=network)
+    assert "no noise to include" in chosen(privacy={"mode": "none"})
+
+
+def test_a_plan_tells_the_share_of_each_variance_that_privacy_makes() -> None:
+    """At a large epsilon nearly none, and the two widths agree; at a small one most of it."""
+    found = {}
+    for epsilon in (0.05, 50.0):
+        made = plan(Study.from_dict({**OPEN, "privacy": {**BASE["privacy"], "epsilon": epsilon}}), [1000, 700])
+        answer = made.to_json()
+        assert (answer["method"], answer["intervals"]) == ("centred/scores", "honest")
+        assert answer["choice"] == choice(made.study)
+        found[epsilon] = answer["expected_sd"]
+    assert all(own["privacy_share"] < 0.05 for own in found[50.0])
+    assert all(own["privacy_share"] > 0.2 for own in found[0.05])
+    for own in found[50.0]:
+        assert own["not_private"] <= own["private"] < 1.2 * own["not_private"]
+    assert plan(study_with(), [1000, 700]).to_json()["expected_sd"][0]["privacy_share"] is None

@@ -105,6 +105,20 @@ def test_terms_that_are_not_the_studys_are_noticed(run_dir: Path, key: str, valu
     assert failed(run_dir) == [key]
 
 
+@pytest.mark.parametrize("value", ["honest", "partly", None, True])
+def test_a_word_on_intervals_that_is_not_the_methods_is_noticed(run_dir: Path, value: object) -> None:
+    run_cases.edit_certificate(run_dir, intervals=value)
+    assert failed(run_dir) == ["intervals"]
+
+
+def test_a_certificate_from_before_there_was_a_word_on_intervals_is_confirmed(run_dir: Path) -> None:
+    path = run_dir / "certificate.json"
+    without = {key: value for key, value in json.loads(path.read_text()).items() if key != "intervals"}
+    run_cases.write_json(path, without)
+    run_cases.seal(run_dir)
+    assert failed(run_dir) == []
+
+
 @pytest.mark.parametrize(
     ("relation", "unit"),
     [(Relation.ADD_REMOVE, Unit.ROW), (Relation.SUBSTITUTE, Unit.PERSON)],

@@ -7,6 +7,7 @@ draws. A visit pauses, so that kills fall on all of them; commits are close, so 
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,9 +31,10 @@ NUM_VISITS = 60
 _PAUSE_S, _COMMIT_S = 0.02, 0.05
 
 
-class MarkedState(pvi.SiloState):
+class MarkedState(NamedTuple):
     """A silo's state with a canary."""
 
+    eta_t: Any
     canary: np.ndarray
 
 

@@ -118,6 +118,8 @@ def test_remarks_say_what_a_reader_must_know():
     )
     starts = (*starts, "Without privacy 95 % intervals covered", "5 of 5 parameters stay about as wide as the prior")
     assert len(told) == len(starts)
+    assert not any("this point" in remark for remark in told)
+    assert "this point" in calibration(places(), exact=places(0.6), facts={"at": {"x0": 1.0}}).remarks[0]
     for remark, start in zip(told, starts, strict=True):
         assert remark.startswith(start)
 

@@ -177,7 +177,8 @@ class Uniform(Scaled):
 
     def noise(self, entropy, bounded):
         edge = np.sqrt(3.0) * NOISE.noise_multiplier / bounded.grid
-        return np.rint(edge * (2.0 * entropy.uniform_float64(bounded.total.size) - 1.0)).astype(np.int64)
+        uniform = (entropy.uint64(bounded.total.size) >> np.uint64(11)) * 2.0**-53
+        return np.rint(edge * (2.0 * uniform - 1.0)).astype(np.int64)
 
 
 def uniform_noise_priced_as_gaussian(rows, doors):

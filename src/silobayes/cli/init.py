@@ -17,7 +17,7 @@ def init(directory: Path, method: str | None, as_json: bool) -> None:
     from silobayes.plans import METHODS
     from silobayes.studies.template import by_name, template
 
-    text = template(by_name(method or "pvi", METHODS), is_default=method is None)
+    text = _default() if method is None else template(by_name(method, METHODS), is_default=False)
     path = directory / "study.toml"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,3 +33,13 @@ def init(directory: Path, method: str | None, as_json: bool) -> None:
         click.echo(json.dumps({"study": str(path)}))
     else:
         click.echo(f"Wrote {path}. Edit it, then: silobayes plan {path}")
+
+
+def _default() -> str:
+    """With the keys of the method that its study gets."""
+    from silobayes.plans import METHODS
+    from silobayes.studies.template import template
+    from silobayes.study import Study
+
+    method = next(method for method in METHODS.values() if method.units)
+    return template(Study.from_toml(template(method, is_default=True)).method, is_default=True)

@@ -10,6 +10,7 @@ import click
 def methods(as_json: bool) -> None:
     """List the methods that [protocol] may name."""
     from silobayes.plans import METHODS
+    from silobayes.runs import claims
 
     listed = [
         {
@@ -20,7 +21,7 @@ def methods(as_json: bool) -> None:
             "releases": method.releases,
             "models": method.models,
             "units": [unit.value for unit in method.units],
-            "intervals": method.intervals.value,
+            "intervals": method.intervals.value if method.units else None,
         }
         for method in METHODS.values()
     ]
@@ -31,4 +32,7 @@ def methods(as_json: bool) -> None:
         units = ", ".join(one["units"]) or "nobody"
         click.echo(f"{one['method']}\n    {one['summary']}")
         click.echo(f"    releases {one['releases']}; for {one['models']}; protects {units}")
-    click.echo("\nsilobayes init DIR --method NAME writes a study file with just the keys of one of them.")
+        if one["intervals"] is not None:
+            click.echo(f"    intervals: {one['intervals']}")
+    click.echo(f"\nWhether intervals include the privacy noise: {claims.INTERVALS_PAGE}.")
+    click.echo("silobayes init DIR --method NAME writes a study file with just the keys of one of them.")

@@ -46,6 +46,7 @@ def _print(made: "Plan") -> None:
             table.add_row(name, _text(entry))
     table.add_row("messages", str(made.num_messages))
     console.print(table)
+    console.print(Text(f"Method: {answer['choice']}"))
     table = Table(title="Silos", title_justify="left")
     unit = "rows" if made.silos[0].persons is None else "rows of persons"
     for heading in ("silo", unit, "releases", "noise std", "clip norm", "epsilon"):
@@ -55,9 +56,9 @@ def _print(made: "Plan") -> None:
         table.add_row(
             Text(silo.name),
             str(silo.rows) if silo.persons is None else f"{silo.rows} of {silo.persons}",
-            " + ".join(str(event.get("count", 1)) for event in events) or "exact",
-            " + ".join(f"{event['std']:.4g}" for event in events if "std" in event) or "-",
-            " + ".join(f"{event['clip_norm']:.4g}" for event in events if "clip_norm" in event) or "-",
+            _counts([event.get("count", 1) for event in events]),
+            _numbers([event["std"] for event in events if "std" in event]),
+            _numbers([event["clip_norm"] for event in events if "clip_norm" in event]),
             "-" if silo.epsilon is None else round_up(silo.epsilon),
         )
     console.print(table)
@@ -65,13 +66,18 @@ def _print(made: "Plan") -> None:
         console.print(f"... and {len(made.silos) - _MAX_LINES} more silos")
     if made.widths is not None:
         table = Table(title="Expected sd of the coefficients, roughly", title_justify="left")
-        for heading in ("coefficient", "private", "not private"):
+        shares = [width.privacy_share for width in made.widths[:_MAX_LINES]]
+        headings = ("coefficient", "private", "not private") + (("due to privacy",) if None not in shares else ())
+        for heading in headings:
             table.add_column(heading, justify="left" if heading == "coefficient" else "right")
         for width in made.widths[:_MAX_LINES]:
-            table.add_row(Text(width.name), f"{width.private:.2g}", f"{width.not_private:.2g}")
+            due = () if width.privacy_share is None else (f"{100 * width.privacy_share:.0f} %",)
+            table.add_row(Text(width.name), f"{width.private:.2g}", f"{width.not_private:.2g}", *due)
         console.print(table)
         if len(made.widths) > _MAX_LINES:
             console.print(f"... and {len(made.widths) - _MAX_LINES} more coefficients")
+        if None not in shares:
+            console.print("Due to privacy: of the variance; the rest is from rows being few and from the prior.")
     console.print(Text(f"Each site sends {answer['leaves_a_site']}"))
     if getattr(made.settings, "clip_quantile", None) is not None:
         console.print(
@@ -79,6 +85,18 @@ def _print(made: "Plan") -> None:
         )
     if answer["num_shares"] is not None:
         console.print(f"The noise std is that of {answer['num_shares']} shares; every silo of a sum adds one.")
+
+
+def _counts(counts: list[int]) -> str:
+    """Of releases of different kinds; of many of one kind each, of all together."""
+    return str(sum(counts)) if len(counts) > _MAX_NUMBERS else " + ".join(map(str, counts)) or "exact"
+
+
+def _numbers(numbers: list[float]) -> str:
+    """One for each kind of release; of many, the range."""
+    if len(numbers) > _MAX_NUMBERS:
+        return f"{min(numbers):.4g} to {max(numbers):.4g}"
+    return " + ".join(f"{number:.4g}" for number in numbers) or "-"
 
 
 def _text(setting: Any) -> str:

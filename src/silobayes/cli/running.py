@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from silobayes.posteriors import Posterior
     from silobayes.study import Study
 
-NOISE_NOTE = (
-    "The standard deviations do not include all of the privacy noise yet: the intervals cover less than they claim."
-)
 _MAX_LINES = 20
 _INTERRUPTED = 130
 
@@ -119,8 +116,7 @@ def _print(console: "Console", ended: dict[str, Any], posterior: "Posterior", ou
             f"(unit: {privacy['unit']}, relation: {privacy['relation']}).",
             highlight=False,
         )
-        if ended["intervals"] != "honest":
-            console.print(NOISE_NOTE, highlight=False)
+        console.print(intervals_line(ended), highlight=False)
         if skipped := posterior.provenance.get("visits_without_effect"):
             console.print(f"{skipped} visits had no effect: with this much noise q would have run away.", style="red")
     else:
@@ -145,6 +141,14 @@ def print_posterior(console: "Console", posterior: "Posterior", level: float, ma
     console.print(table)
     if len(summary) > max_lines:
         console.print(f"... and {len(summary) - max_lines} more parameters")
+
+
+def intervals_line(ended: Mapping[str, Any]) -> str:
+    """What the intervals of a private run include, and where that is explained."""
+    from silobayes.runs import claims
+    from silobayes.studies.method import Intervals
+
+    return claims.intervals_in_words(Intervals(ended["intervals"]))
 
 
 def interval_words(level: float) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from silobayes.cli.running import NOISE_NOTE, interval_words, print_posterior
+from silobayes.cli.running import interval_words, intervals_line, print_posterior
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,8 @@ def summary(directory: Path, level: float, as_json: bool) -> None:
     print_posterior(console, posterior, level, len(posterior.names))
     if posterior.units is not None:
         _print_units(console, posterior, level)
-    if ended["privacy"]["is_private"] and ended["intervals"] != "honest":
-        console.print(NOISE_NOTE, highlight=False)
+    if ended["privacy"]["is_private"]:
+        console.print(intervals_line(ended), highlight=False)
     for warning in posterior.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
 

@@ -7,7 +7,7 @@ quote a row.
 import math
 from collections.abc import Iterable
 from enum import Enum
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 
 class SiloBayesError(Exception):
@@ -24,11 +24,16 @@ class InvalidInput(SiloBayesError, ValueError):
     def __init__(self, key: str, expected: str, got: object, fix: str) -> None:
         super().__init__(f"{key}: expected {expected}, got {got!r}. {fix}")
         self.key = key
-        self._parts = (key, expected, got, fix)
 
-    def __reduce__(self) -> tuple[type["InvalidInput"], tuple[str, str, object, str]]:
-        """So that it can come back from another process; by default only the text would."""
-        return type(self), self._parts
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From its text, so that it can come back from another process; what came is not kept."""
+        return _again, (type(self), str(self), self.key)
+
+
+def _again(kind: type[InvalidInput], text: str, key: str) -> InvalidInput:
+    error = kind.__new__(kind, text)
+    error.key = key
+    return error
 
 
 class BudgetExceeded(SiloBayesError):

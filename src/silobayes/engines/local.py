@@ -339,6 +339,7 @@ def _certificate(
         "relation": budget.relation.value,
         "unit": budget.unit.value,
         "method": inputs.study.method.privatise,
+        "intervals": inputs.study.method.intervals.value,
         "sampler": claims.sampler_of(charged),
         "noise": claims.noise_in_words(charged),
         "aggregation": {"kind": section.kind.value, "colluding": section.num_colluding},

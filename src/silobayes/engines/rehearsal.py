@@ -29,11 +29,10 @@ from silobayes.data.description import SplitScheme
 from silobayes.data.encoding import CountTarget, Encoding, RealTarget, clip_target
 from silobayes.data.silo import Silo
 from silobayes.data.synthetic import person_of_rows, synthetic_table
+from silobayes.engines import exact
 from silobayes.engines.local import sizes_of
 from silobayes.engines.loop import make_visit
 from silobayes.engines.parties import LocalParties
-from silobayes.families import FullGaussian, FullGaussianEta
-from silobayes.inference.newton import maximise_glm
 from silobayes.inference.rows import Rows
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.plans import plan_of
@@ -178,9 +177,7 @@ class Rehearsal:
         if not isinstance(self.model, AbstractGLM):
             return None
         x, y = (np.concatenate([getattr(silo, part) for silo in silos]) for part in "xy")
-        rows = Rows(x=x, y=y, present=np.ones(len(y), bool))
-        eta = _exact(self.model, rows)
-        return Posterior(family=FullGaussian(dimension=self.model.dim), eta=eta, names=self.names, model=self.model)
+        return exact.without_privacy(self.model, self.names, Rows(x=x, y=y, present=np.ones(len(y), bool)))
 
     def _clip(self, encoding: Encoding, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
         """What the encoding can hold, and the share of numbers that was moved there."""
@@ -235,12 +232,3 @@ def _persons(study: Study, rows: Sequence[int], persons: Sequence[int] | None) -
 @eqx.filter_jit
 def _draw_rows(model: AbstractModel, theta: Array, x: Array, key: PRNGKeyArray) -> tuple[Array, Array]:
     return model.draw_rows(theta, x, key)
-
-
-@eqx.filter_jit
-def _exact(model: AbstractGLM, rows: Rows) -> FullGaussianEta:
-    family = FullGaussian(dimension=model.dim)
-    eta_p, start = model.prior_eta(family), model.start_eta(family, jax.random.key(0))
-    eta = maximise_glm(model, family, eta_p, start, rows, jnp.ones(()))
-    assert isinstance(eta, FullGaussianEta)
-    return eta

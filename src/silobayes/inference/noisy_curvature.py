@@ -2,8 +2,10 @@
 
 A curvature J was released with noise of a known law, independent in each entry of its packed triangle. Three steps:
 
-1. `shrink`: entries of J minus the public guess T0 are normal with variance tau^2 spread^2, tau^2 by moments over all
-   entries; each is pulled back by as much as the noise explains.
+1. `shrink`: entries of J minus a guess are normal with variance tau^2 spread^2, tau^2 by moments over all entries; each
+   is pulled back by as much as the noise explains. The guess is the public one, T0, with the directions in which J
+   stands out of the noise (`_standing_out`): where columns go together, T0 is wrong in one direction by much and in all
+   others by the same.
 2. `condition`: products J u were released too, far more exactly along u than J itself. J is conditioned on them, as on
    linear measurements of normal entries.
 3. `positive`: eigenvalues relative to T0 are positive; each one's law given the noise is a normal, cut off at zero. A
@@ -23,6 +25,8 @@ _LEAST_TAU, _LARGEST_TAU = 1e-4, 4.0
 # Relative to the guess: eigenvalues below do not count, of the guess itself or of J.
 _NULL = 1e-9
 _FLOORS = (0.0005, 0.02)
+# Beyond the edge of the noise, and the least eigenvalue of a guess.
+_CLEARLY, _LEAST_VALUE = 1.1, 0.02
 # Quantiles that stand for the law of an eigenvalue; beyond so many deviations from zero it is its centre.
 _QUANTILES = (np.arange(100) + 0.5) / 100
 _CERTAIN = 30.0
@@ -80,7 +84,45 @@ class Products:
 
 
 def shrink(noisy: np.ndarray, packed_variance: float, guess: Guess) -> Curvature:
-    """Entries pulled towards the guess; `packed_variance` is that of the noise on the packed triangle."""
+    """Entries pulled towards the guess; `packed_variance` is that of the noise on the packed triangle.
+
+    A guess that has looked at J makes too little of what noise leaves, one that has not too much where it is wrong: the
+    variance is their geometric mean.
+    """
+    public = _pulled(noisy, packed_variance, guess)
+    better = _pulled(noisy, packed_variance, _standing_out(noisy, packed_variance, guess))
+    return Curvature(matrix=better.matrix, variance=np.sqrt(public.variance * better.variance))
+
+
+def _standing_out(noisy: np.ndarray, packed_variance: float, guess: Guess) -> Guess:
+    """The guess with the directions that stand out of the noise, and what the trace leaves for all others.
+
+    Eigenvalues of noise fill [-edge, edge] around a common value, `edge^2 = 2 d variance`. A direction that lifts one
+    out of it by f has been lifted by sqrt(f^2 - edge^2) (spiked matrices).
+    """
+    into, out_of = _roots(guess.matrix)
+    eigenvalues, rotation = np.linalg.eigh(into.T @ noisy @ into)
+    back = out_of @ rotation
+    traces = np.sum(back**2, axis=0)
+    edge = np.sqrt(2.0 * packed_variance * len(eigenvalues)) * float(np.mean(np.sum(into**2, axis=0)))
+    far = eigenvalues - np.median(eigenvalues)
+    outside = np.abs(far) > _CLEARLY * edge
+    lifted = np.median(eigenvalues) + np.sign(far) * np.sqrt(np.maximum(far**2 - edge**2, 0.0))
+    values = np.where(outside, np.maximum(lifted, _LEAST_VALUE), 0.0)
+    rest = (np.trace(guess.matrix) - values @ traces) / max(float(traces[~outside].sum()), 1e-300)
+    values[~outside] = max(rest, _LEAST_VALUE)
+    return Guess(matrix=(back * values) @ back.T, spread=guess.spread)
+
+
+def _roots(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """W and its inverse's transpose, with W' matrix W = I on its range."""
+    values, vectors = np.linalg.eigh(matrix)
+    kept = values > _NULL * values.max()
+    return vectors[:, kept] / np.sqrt(values[kept]), vectors[:, kept] * np.sqrt(values[kept])
+
+
+def _pulled(noisy: np.ndarray, packed_variance: float, guess: Guess) -> Curvature:
+    """Each entry, by as much as the noise explains."""
     dim = len(noisy)
     noise = np.where(np.eye(dim) > 0, packed_variance, packed_variance / 2)
     distance = noisy - guess.matrix
@@ -131,9 +173,7 @@ def positive(
     matrix: np.ndarray, variance: np.ndarray, guess: Guess, scores: Scores, products: Products | None
 ) -> Positive:
     """`matrix` with its eigenvalues relative to the guess made positive; `variance` is that of its entries."""
-    values, vectors = np.linalg.eigh(guess.matrix)
-    kept = values > _NULL * values.max()
-    into, out_of = vectors[:, kept] / np.sqrt(values[kept]), vectors[:, kept] * np.sqrt(values[kept])
+    into, out_of = _roots(guess.matrix)
     eigenvalues, rotation = np.linalg.eigh(into.T @ matrix @ into)
     along, back = into @ rotation, out_of @ rotation
     entries = variance * (2.0 - np.eye(len(variance)))

@@ -162,7 +162,7 @@ def _open(situation: Situation) -> Plan:
 
 _CHECKS = (check_schedule, only_schedule(Schedule.SYNCHRONOUS), only_models(ModelKind.LINEAR_REGRESSION))
 _COMMON: dict[str, Any] = {"kind": "linreg", "rules": _rules, "models": "linear regression with known noise"}
-_PRIVATE: dict[str, Any] = {"units": (Unit.ROW,), "intervals": Intervals.HONEST}
+_PRIVATE: dict[str, Any] = {"units": (Unit.ROW,)}
 METHODS = (
     Method(
         **_COMMON,
@@ -186,6 +186,8 @@ METHODS = (
         summary="linear regression with projection, from two private sums",
         releases="sums of squares, then of squares and products of the columns, once each",
         leaves=_leaves,
+        # What the projection cuts off pulls the intercept, by more than its bias on synthetic rows says.
+        intervals=Intervals.PARTLY,
         shares=True,
     ),
     Method(
@@ -198,5 +200,6 @@ METHODS = (
         summary="linear regression from rows that are noised one by one",
         releases="every row, once",
         leaves=lambda study: "every row by itself, clipped and with noise, once.",
+        intervals=Intervals.HONEST,
     ),
 )

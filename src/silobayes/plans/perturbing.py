@@ -30,7 +30,7 @@ from silobayes.protocols.ball import Ball, no_change
 from silobayes.protocols.etas import Eta, to_host
 from silobayes.protocols.roles import Plan, Seat
 from silobayes.protocols.schedule import Schedule, numbered, visits_per_silo
-from silobayes.studies.method import Method
+from silobayes.studies.method import Intervals, Method
 from silobayes.studies.study import Study
 
 # How far a shard's factor can travel in all rounds, in units of sqrt(its rows) * typical norm: where every shard has
@@ -213,6 +213,8 @@ _COMMON: dict[str, Any] = {
     "plan": plan,
     "models": "regressions and networks",
     "shares": True,
+    # Not that correlated parameters share the noise (`inference.noisy_factors`).
+    "intervals": Intervals.PARTLY,
 }
 _PERTURBATION: dict[str, Any] = _COMMON | {
     "privatise": "parameter_perturbation",

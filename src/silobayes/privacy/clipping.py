@@ -179,16 +179,19 @@ class Bounded:
 
     def with_norms(self, clip_norms: Sequence[float] | None) -> "Bounded":
         """A sum of the same layout whose blocks were clipped to other norms (None: to the same)."""
-        if clip_norms is None:
+        if clip_norms is None or [*clip_norms] == [block.clip_norm for block in self.blocks]:
             return self
         norms = zip(self.blocks, clip_norms, strict=True)
         return replace(self, blocks=tuple(replace(block, clip_norm=float(norm)) for block, norm in norms))
 
     def decode(self, counts: np.ndarray) -> tuple[np.ndarray, ...]:
         """Grid counts -> one float64 vector per block, in the statistic's own units."""
-        ends = np.cumsum([block.size for block in self.blocks])[:-1]
-        parts = np.split(np.asarray(counts, dtype=np.float64), ends)
-        return tuple(part * (self.grid * block.clip_norm) for part, block in zip(parts, self.blocks, strict=True))
+        rest, parts = np.asarray(counts, dtype=np.float64), []
+        for block in self.blocks[:-1]:
+            parts.append(rest[: block.size])
+            rest = rest[block.size :]
+        sizes = zip([*parts, rest], self.blocks, strict=True)
+        return tuple(part * (self.grid * block.clip_norm) for part, block in sizes)
 
 
 def clip(

@@ -147,9 +147,10 @@ class _GaussianProposal:
         return (magnitude / self._stddev - self._stddev / self._scale) ** 2 / 2
 
 
-@lru_cache(maxsize=64)
-def _gaussian_proposal(stddev: Fraction) -> _GaussianProposal:
-    return _GaussianProposal(stddev)
+@lru_cache(maxsize=64, typed=True)
+def _gaussian_proposal(stddev: Fraction | float) -> _GaussianProposal:
+    fix = "Pass the noise's standard deviation in grid units."
+    return _GaussianProposal(positive_rational("stddev", stddev, at_most=MAX_SCALE, fix=fix))
 
 
 def discrete_gaussian(entropy: Entropy, stddev: Fraction | float, size: Size) -> Ints:
@@ -158,8 +159,7 @@ def discrete_gaussian(entropy: Entropy, stddev: Fraction | float, size: Size) ->
     `stddev` is the scale parameter; the standard deviation of the draws is never above it, and far below it for
     stddev < 0.5, where most draws are zero.
     """
-    fix = "Pass the noise's standard deviation in grid units."
-    proposal = _gaussian_proposal(positive_rational("stddev", stddev, at_most=MAX_SCALE, fix=fix))
+    proposal = _gaussian_proposal(stddev)
     return collect(size, lambda count: proposal(entropy, count), accepted_percent=30)
 
 

@@ -150,10 +150,6 @@ class Entropy:
                 out[ties] = self.bernoulli(Fraction(rest, exact.denominator), int(ties.sum()))
         return out
 
-    def uniform_float64(self, size: Size) -> NDArray[np.float64]:
-        """Uniform multiples of 2^-53 in [0, 1)."""
-        return (self.uint64(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
     def normal_float32(self, shape: Size) -> NDArray[np.float32]:
         """Standard normal floats for noise inside compiled loops, which is declared as float noise (DESIGN 6).
 

@@ -50,12 +50,12 @@ class Prepaid:
     def charge(self, event: AbstractEvent) -> None:
         """Use up `event.count` of the runs that were paid."""
         run = _one_run(event)
-        if run not in self.remaining:
+        left = self.remaining.get(run)
+        if left is None:
             raise BudgetExceeded(f"Expected an event that was paid, got {event}. Pay for it first.")
-        if not event.count <= self.remaining[run]:
-            left = self.remaining[run]
+        if not event.count <= left:
             raise BudgetExceeded(f"Expected at most {left} more runs, got {event.count}. Pay for them first.")
-        self.remaining[run] -= event.count
+        self.remaining[run] = left - event.count
 
 
 def _one_run(event: AbstractEvent) -> AbstractEvent:

@@ -79,9 +79,10 @@ class Ball:
         tiny = np.finfo(float).tiny
         for block, clip_norm in zip(self.flatten(change), self.clip_norms, strict=True):
             with np.errstate(all="ignore"):  # a warning about overflow would tell of somebody's rows
-                largest = np.abs(block).max(axis=-1, keepdims=True)  # not finite where a number of the row is not
-                values = np.where(np.isfinite(largest), block, 0.0)
-                largest = np.where(np.isfinite(largest), np.maximum(largest, tiny), tiny)
+                largest = np.abs(block).max(axis=-1, keepdims=True)
+                finite = np.isfinite(largest)  # not where a number of the row is not
+                values = np.where(finite, block, 0.0)
+                largest = np.where(finite, np.maximum(largest, tiny), tiny)
                 shape = values / largest
                 norms = np.maximum(largest * np.sqrt((shape * shape).sum(axis=-1, keepdims=True)), tiny)
                 clipped.append(values * np.minimum(1.0, clip_norm / norms))

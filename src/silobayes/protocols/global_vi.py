@@ -108,11 +108,11 @@ class NoisySilo(AbstractSilo[tuple[()]]):
 
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
         """Batch and noise of one step."""
-        return pvi.draw_loop(door, dataclasses.replace(pvi.loop_of(self.loop, seat), num_steps=1))
+        return pvi.draw_loop(door, dataclasses.replace(seat.own_loop(self.loop), num_steps=1))
 
     def draw_visit(self, door: Door | None, seat: Seat) -> Any:
         """Batches and noise of all steps of a visit, for one compiled loop."""
-        return pvi.draw_loop(door, pvi.loop_of(self.loop, seat))
+        return pvi.draw_loop(door, seat.own_loop(self.loop))
 
     def reply(
         self, door: Door | None, seat: Seat, own: tuple[()], down: Down, found: tuple[Array, Any]
@@ -125,7 +125,7 @@ class NoisySilo(AbstractSilo[tuple[()]]):
 
     def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
         """The loops of so many visits."""
-        return (pvi.repeated(pvi.loop_of(self.loop, seat).event, num_visits),)
+        return (pvi.repeated(seat.own_loop(self.loop).event, num_visits),)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ Guarantees:
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -41,7 +41,7 @@ from silobayes.protocols.statistics import RowBounds, answer_of, present_rows
 STATISTICS, DISTANCES, FACTORS, ROUNDS = range(4)
 
 
-class SiloState(eqx.Module):
+class SiloState(NamedTuple):
     """The silo's factor and its own release, in the features' own units; all of it is public."""
 
     eta_t: Eta

@@ -20,7 +20,7 @@ Guarantees:
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,8 +43,8 @@ from silobayes.protocols.schedule import Visit
 _MAX_LAG = 3
 
 
-class SiloState(eqx.Module):
-    """The silo's factor `t_m`."""
+class SiloState(NamedTuple):
+    """The silo's factor `t_m`; a tuple, because many silos make one in every visit."""
 
     eta_t: Eta
 
@@ -74,8 +74,8 @@ class ServerState(eqx.Module):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PVISilo(AbstractSilo[SiloState]):
-    """A silo that sends the damped change of its factor."""
+class AbstractOpenSilo(AbstractSilo[SiloState]):
+    """A silo that sends the damped change of its factor as it is."""
 
     solve: Any
     damping: float
@@ -85,13 +85,18 @@ class PVISilo(AbstractSilo[SiloState]):
         """The factor is 1."""
         return SiloState(eta_t=to_host(self.solve.local.family.zeros()))
 
-    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
-        """Nothing."""
-        return ()
-
     def against(self, own: SiloState, down: Down) -> Eta:
         """The cavity q(theta) / t_m(theta)."""
         return down.eta_q - own.eta_t
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PVISilo(AbstractOpenSilo):
+    """Without privacy."""
+
+    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
+        """Nothing."""
+        return ()
 
     def reply(self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: Eta) -> tuple[SiloState, Message]:
         """See `AbstractSilo`."""
@@ -103,25 +108,14 @@ class PVISilo(AbstractSilo[SiloState]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OptimisingSilo(AbstractSilo[SiloState]):
-    """The same with a private local optimisation (000 section 3.1): all its steps are paid before the first draw."""
+class OptimisingSilo(AbstractOpenSilo):
+    """By a private local optimisation (000 section 3.1): all its steps are paid before the first draw."""
 
-    solve: Any
-    damping: float
-    query: OpenSum
     loop: StepPlan
-
-    def init(self, seat: Seat) -> SiloState:
-        """The factor is 1."""
-        return SiloState(eta_t=to_host(self.solve.local.family.zeros()))
 
     def draw(self, door: Door | None, seat: Seat, visit: Visit) -> Any:
         """Batches and noise of the loop, and the rate of the batches."""
-        return draw_loop(door, loop_of(self.loop, seat))
-
-    def against(self, own: SiloState, down: Down) -> Eta:
-        """The cavity."""
-        return down.eta_q - own.eta_t
+        return draw_loop(door, seat.own_loop(self.loop))
 
     def reply(
         self, door: Door | None, seat: Seat, own: SiloState, down: Down, found: tuple[Eta, Any]
@@ -134,7 +128,7 @@ class OptimisingSilo(AbstractSilo[SiloState]):
 
     def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
         """The loops of so many visits."""
-        return (repeated(loop_of(self.loop, seat).event, num_visits),)
+        return (repeated(seat.own_loop(self.loop).event, num_visits),)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -260,14 +254,7 @@ def changed(query: OpenSum, own: Any, d_eta: Eta) -> tuple[Any, Message]:
     """The state and the message of a silo whose factor changes: as it was rounded, so that q stays the product."""
     message = query.write(flatten_eta(d_eta))
     assert message.value is not None
-    return dataclasses.replace(own, eta_t=own.eta_t + unflatten_eta(message.value, own.eta_t)), message
-
-
-def loop_of(loop: StepPlan, seat: Seat) -> StepPlan:
-    """The loop of one silo: its own sampler and noise."""
-    assert seat.sampler is not None
-    assert seat.noise_multiplier is not None
-    return dataclasses.replace(loop, sampler=seat.sampler, noise_multiplier=seat.noise_multiplier)
+    return own._replace(eta_t=own.eta_t + unflatten_eta(message.value, own.eta_t)), message
 
 
 def draw_loop(door: Door | None, loop: StepPlan) -> tuple[Step, np.ndarray]:

@@ -15,7 +15,7 @@ up to the last digits over any number of visits; `solve` gets them as float32.
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from silobayes.inference.layouts import AbstractLayout
 from silobayes.posteriors import AbstractPosterior
 from silobayes.privacy.door import Door
 from silobayes.privacy.events import AbstractEvent
+from silobayes.privacy.loops import StepPlan
 from silobayes.privacy.queries import Message, Total
 from silobayes.privacy.sampling import Sampler
 from silobayes.protocols.schedule import Visit
@@ -47,6 +48,12 @@ class Seat:
     layout: AbstractLayout
     sampler: Sampler | None = None
     noise_multiplier: float | None = None
+
+    def own_loop(self, loop: StepPlan) -> StepPlan:
+        """The same loop with the silo's own batches and noise."""
+        assert self.sampler is not None
+        assert self.noise_multiplier is not None
+        return replace(loop, sampler=self.sampler, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,6 +24,7 @@ from silobayes.report.explain import explain
 from silobayes.report.reading import forest, reading, records, variance_shares
 from silobayes.report.run_files import COMPARISONS, RunFiles, read_run
 from silobayes.report.verification import Verification, verify
+from silobayes.runs import claims
 from silobayes.study import Study
 
 HTML, JSON = "report.html", "report.json"
@@ -88,7 +89,7 @@ def as_html(
     return environment.get_template("report.html.jinja").render(
         study=study,
         is_private=is_private,
-        intervals_are=study.method.intervals.value,
+        intervals_are=claims.intervals_in_words(study.method.intervals),
         stamp=run.certificate.get("stamp") or "NOT PRIVATE: nothing in this run protects anybody",
         certificate=_flat(run.certificate),
         epsilon=run.certificate.get("epsilon"),

@@ -35,6 +35,7 @@ from silobayes.privacy import accounting
 from silobayes.privacy.events import AbstractEvent, AbstractGaussianLikeEvent, SkellamEvent, to_json
 from silobayes.privacy.ledger import Budget
 from silobayes.privacy.relation import Unit
+from silobayes.report.choice import choice
 from silobayes.report.explain import clients_per_round, sends_shares, what_leaves
 from silobayes.studies.models import build_model
 from silobayes.studies.sizes import check_rows, counts_persons, samples_persons, silo_units
@@ -84,6 +85,9 @@ class Plan:
         return {
             "study": self.study.study.name,
             "study_hash": self.study.hash,
+            "method": self.study.method.name,
+            "intervals": self.study.method.intervals.value if self.study.budget is not None else None,
+            "choice": choice(self.study),
             "settings": {key: _plain(value) for key, value in settings.items()},
             "silos": [
                 {

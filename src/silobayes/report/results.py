@@ -13,6 +13,7 @@ def result(run: RunFiles) -> dict[str, Any]:
 
     Guarantees:
         A run that is not private has no epsilon, and its stamp.
+        The word on intervals is that of the study's method.
     """
     certificate = run.certificate
     is_private = certificate.get("is_private") is True
@@ -33,5 +34,5 @@ def result(run: RunFiles) -> dict[str, Any]:
         "posterior": str(run.directory / DESCRIPTION),
         "directory": str(run.directory),
         "study_hash": certificate.get("study_hash"),
-        "intervals": Study.from_dict(run.study).method.intervals.value,
+        "intervals": Study.from_dict(run.study).method.intervals.value if is_private else None,
     }

@@ -33,7 +33,7 @@ from silobayes.runs import claims
 from silobayes.runs.directory import CERTIFIED, digests
 from silobayes.study import Mode, Study
 
-_PROMISES = ("epsilon", "delta", "relation", "unit", "account", "method", "sampler", "noise", "silos")
+_PROMISES = ("epsilon", "delta", "relation", "unit", "account", "method", "intervals", "sampler", "noise", "silos")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,8 @@ def check_words(run: RunFiles, study: Study) -> list[Check]:
             "aggregation": {"kind": section.kind.value, "colluding": section.num_colluding},
             "accountant": claims.ACCOUNTANT,
         }
+        if "intervals" in certificate:  # those of earlier versions say nothing of them
+            meant["intervals"] = study.method.intervals.value
     checks = [
         Check(
             name=key,

@@ -12,13 +12,21 @@ Guarantees:
 from collections.abc import Iterable
 
 from silobayes.privacy.events import AbstractEvent, DiscreteGaussianEvent, GaussianEvent, SkellamEvent
+from silobayes.studies.method import Intervals
 
 ACCOUNTANT = "pld"
 FROM_SYSTEM, FROM_SEED = "operating system", "fixed seed"
 """Where the noise of a run comes from, as its directory says."""
 NO_PRIVACY = "NOT PRIVATE: the study has no privacy"
 FIXED_NOISE = "NOT PRIVATE: the noise comes from a fixed seed"
+INTERVALS_PAGE = "docs/honest-intervals.md"
+"""Says what the word on intervals means."""
 _MARK = "NOT PRIVATE"
+_INTERVALS = {
+    Intervals.HONEST: "they include the privacy noise",
+    Intervals.PARTLY: "they include a part of the privacy noise only, and cover less than they claim",
+    Intervals.NO: "they do not include the privacy noise, and cover less than they claim",
+}
 _NOISE: dict[type[AbstractEvent], str] = {
     DiscreteGaussianEvent: "discrete Gaussian on a grid",
     SkellamEvent: "Skellam on a grid, in shares of the silos",
@@ -41,6 +49,11 @@ def noise_in_words(events: Iterable[AbstractEvent]) -> str:
     """The kinds of noise that `events` paid for."""
     kinds = {type(event) for event in events}
     return ", and ".join(sorted(_NOISE.get(kind, kind.mechanism) for kind in kinds))
+
+
+def intervals_in_words(intervals: Intervals) -> str:
+    """What those of a private posterior include, in a line."""
+    return f"Intervals: {intervals.value}: {_INTERVALS[intervals]}. See {INTERVALS_PAGE}."
 
 
 def sampler_of(events: Iterable[AbstractEvent]) -> str | None:

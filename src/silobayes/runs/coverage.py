@@ -220,7 +220,7 @@ class Calibration:
         ):
             remarks.append(
                 f"Without privacy 95 % intervals covered {100 * self.exact.coverage(0.95).value:.1f} %: it is not only "
-                "the method."
+                f"the method.{' The prior may pull away from this point.' if self.facts.get('at') else ''}"
             )
         if self.prior_stddev is not None:
             kept = np.median(self.places.stddevs, axis=0) / self.prior_stddev

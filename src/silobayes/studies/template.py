@@ -11,7 +11,7 @@ _COLUMN = 34
 
 
 def template(method: Method, *, is_default: bool) -> str:
-    """The text of a study file; the default method is not named in it, so that rules may choose another one.
+    """The text of a study file; the default method is not named in it, so that the model may choose another one.
 
     Guarantees:
         - the template shows every key
@@ -23,10 +23,13 @@ def template(method: Method, *, is_default: bool) -> str:
 
 
 def _section(method: Method, is_default: bool) -> str:
+    off = "# " if is_default else ""
     lines = [
         "[protocol]",
-        _line("kind", f'"{method.kind}"', "`silobayes methods` lists all; --method writes the keys of another one"),
-        _line("# privatise" if is_default else "privatise", f'"{method.privatise}"', method.summary),
+        _line(
+            f"{off}kind", f'"{method.kind}"', "`silobayes methods` lists all; --method writes the keys of another one"
+        ),
+        _line(f"{off}privatise", f'"{method.privatise}"', method.summary),
     ]
     for field in dataclasses.fields(method.keys):
         if "example" in field.metadata:
