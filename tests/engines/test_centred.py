@@ -126,9 +126,7 @@ def test_rounds_grow_and_together_keep_the_budget():
         assert 0.99 * budget.epsilon <= max(prices) <= budget.epsilon
 
 
-UNKNOWN = {"kind": "linear_regression"}
 BAD = {
-    "linear without noise_stddev": (Case(name="x", protocol=SCORES, model=UNKNOWN), "noise_stddev"),
     "negative binomial without concentration": (
         Case(name="x", protocol=SCORES, model={"kind": "negative_binomial_regression"}),
         "concentration",

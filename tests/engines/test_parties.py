@@ -52,6 +52,7 @@ SLOW = {
     "centred, softmax",
     "centred, negative binomial",
     "centred, linear",
+    "centred, unknown noise",
     "centred, masks, sampled",
     "centred, sharing, add_remove",
 }

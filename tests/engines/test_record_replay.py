@@ -12,7 +12,7 @@ from silobayes.inference.layouts import ShardSlots
 from silobayes.inference.projection import Bounds
 from silobayes.inference.rows import stack
 from silobayes.models.base import AbstractModel
-from silobayes.models.linear_regression import LinearRegression
+from silobayes.models.linear_regression import LinearRegression, LinearRegressionUnknownNoise
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
 from silobayes.models.negative_binomial_regression import NegativeBinomialRegression
@@ -213,9 +213,11 @@ SETTINGS |= {
     "centred, poisson": CENTRED,
     "centred, negative binomial": CENTRED,
     "centred, linear": CENTRED,
+    "centred, unknown noise": CENTRED,
     "centred, sampled": dataclasses.replace(CENTRED, schedule=Schedule.SAMPLED, clients_per_round=3),
 }
 OTHER_MODELS = {
+    "centred, unknown noise": LinearRegressionUnknownNoise(num_features=FEATURES),
     "centred, softmax": SoftmaxRegression(num_features=FEATURES, num_classes=3),
     "centred, poisson": PoissonRegression(num_features=FEATURES, max_count=5),
     "centred, negative binomial": NegativeBinomialRegression(num_features=FEATURES, max_count=5, concentration=0.5),
@@ -246,7 +248,11 @@ class Case:
 
     @property
     def is_regression(self) -> bool:
-        return self.name in EXACT or self.name.startswith("linreg") or self.name == "centred, linear"
+        return (
+            self.name in EXACT
+            or self.name.startswith("linreg")
+            or self.name in ("centred, linear", "centred, unknown noise")
+        )
 
     @property
     def model(self) -> AbstractModel:
@@ -299,6 +305,7 @@ OF_PERSONS = (
     "centred",
     "centred, softmax",
     "centred, poisson",
+    "centred, unknown noise",
 )
 OF_SILOS = ("parameter_perturbation", "quantile, parameter_perturbation")
 ALL = [
@@ -341,6 +348,7 @@ QUICK = {
     Case("centred"): Relation.SUBSTITUTE,
     Case("centred", MASKS): Relation.ADD_REMOVE,
     Case("centred, softmax"): Relation.ADD_REMOVE,
+    Case("centred, unknown noise"): Relation.SUBSTITUTE,
     Case("centred", NONE, Unit.PERSON): Relation.SUBSTITUTE,
     Case("dp_optimisation", NONE, Unit.PERSON): Relation.SUBSTITUTE,
     Case("local_averaging", NONE, Unit.PERSON): Relation.SUBSTITUTE,

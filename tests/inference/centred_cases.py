@@ -6,12 +6,20 @@ import numpy as np
 
 from silobayes.inference.centred import Answer, Rounds, answer, next_centre
 from silobayes.inference.centred_sums import Centre, Frame, round_sum
-from silobayes.models.scores import AbstractCentredScore, CountScore, LinearScore, LogisticScore, SoftmaxScore
+from silobayes.models.scores import (
+    AbstractCentredScore,
+    CountScore,
+    LinearScore,
+    LogisticScore,
+    SoftmaxScore,
+    UnitNoiseScore,
+)
 from silobayes.privacy.relation import Relation
 
 SCORES: dict[str, AbstractCentredScore] = {
     "logistic": LogisticScore(),
     "linear": LinearScore(noise_stddev=0.7),
+    "linear, unit noise": UnitNoiseScore(),
     "poisson": CountScore(concentration=math.inf, typical_rate=2.0),
     "negative binomial": CountScore(concentration=0.5, typical_rate=2.0),
     "softmax": SoftmaxScore(outputs=3),
@@ -97,7 +105,9 @@ def run_rounds(
         sums.append(np.concatenate(noisy))
         stddevs.append(noises)
         centres.append(centre.mean)
-        rounds = Rounds(sums=np.array(sums), stddevs=np.array(stddevs), centres=np.array(centres))
+        rounds = Rounds(
+            sums=np.array(sums), stddevs=np.array(stddevs), centres=np.array(centres), noises=np.ones(len(sums))
+        )
         reached = answer(rounds, frame)
         centre = next_centre(centre, reached, frame)
     return reached

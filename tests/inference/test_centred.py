@@ -35,12 +35,14 @@ def rounds_of(frame: Frame, j, g, centre, *, rows_share=1.3, noise=NOTHING, num_
         "expected": [rows_share * trace],
         "centre": j @ centre,
         "intercept": j @ frame.intercept_direction,
+        "noise": [0.0],
     }
     stddevs = [math.sqrt(num_rounds - num_rounds // 2) * noise if name == "score" else NOTHING for name in frame.shares]
     return Rounds(
         sums=np.tile(np.concatenate([parts[name] for name in frame.shares]), (num_rounds, 1)),
         stddevs=np.tile(stddevs, (num_rounds, 1)),
         centres=np.tile(centre, (num_rounds, 1)),
+        noises=np.ones(num_rounds),
     )
 
 
@@ -81,11 +83,12 @@ def test_shares_of_a_variance_add_up(noise):
 def test_any_release_has_a_proper_answer(seed, size, num_rounds, name):
     """Whatever noise does: finite, positive definite, no wider than the prior, shares in [0, 1]."""
     rng, frame = np.random.default_rng(seed), frame_of(SCORES[name])
-    width = frame.ends[-1] + (1 if list(frame.shares)[-1] in ("expected",) else frame.dim)
+    width = frame.ends[-1] + (1 if list(frame.shares)[-1] in ("expected", "noise") else frame.dim)
     rounds = Rounds(
         sums=size * rng.normal(size=(num_rounds, width)) * 10.0 ** rng.uniform(-2, 4),
         stddevs=np.tile(size * rng.uniform(0.3, 3.0, size=len(frame.shares)), (num_rounds, 1)),
         centres=rng.normal(size=(num_rounds, frame.dim)),
+        noises=rng.uniform(0.3, 3.0, size=num_rounds),
     )
     reached = answer(rounds, frame)
     assert np.isfinite(reached.mean).all()

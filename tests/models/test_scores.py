@@ -8,13 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from silobayes.models.scores import AbstractCentredScore, CountScore, LinearScore, LogisticScore, Score, SoftmaxScore
+from silobayes.models.scores import (
+    NOISE_BOUND,
+    NOISE_SLOPE,
+    NOISE_VARIANCE,
+    AbstractCentredScore,
+    CountScore,
+    LinearScore,
+    LogisticScore,
+    Score,
+    SoftmaxScore,
+    UnitNoiseScore,
+)
 
 POISSON = CountScore(concentration=math.inf, typical_rate=1.0)
 SMALL, LARGE = (CountScore(concentration=alpha, typical_rate=2.0) for alpha in (0.3, 50.0))
 SCORES = {
     "logistic": LogisticScore(),
     "linear": LinearScore(noise_stddev=0.7),
+    "linear, unit noise": UnitNoiseScore(),
     "poisson": POISSON,
     "negative binomial, small": SMALL,
     "negative binomial, large": LARGE,
@@ -126,6 +138,30 @@ def test_with_a_wide_q_the_score_of_a_linear_row_is_that_of_what_q_and_noise_lea
     assert own.slope[0, 0, 0] == pytest.approx(stein, rel=1e-6)
 
 
+@pytest.mark.parametrize("variance", [0.0, 2.0])
+def test_what_a_row_says_of_the_noise_has_mean_zero_its_bound_its_slope_and_its_variance(variance):
+    """Of normal residuals whose scale is right, or off by a little; and of any label."""
+    score = UnitNoiseScore()
+    standard = np.linspace(-12, 12, 200_001)
+    weights = stats.norm.pdf(standard)
+    weights /= weights.sum()
+
+    def told(y: np.ndarray) -> np.ndarray:
+        shape = (len(y), 1)
+        return score.noise_residual(np.full(shape, 0.3), np.full((*shape, 1), variance), y)
+
+    def average(log_scale: float) -> float:
+        return float(weights @ told(0.3 + math.exp(log_scale) * math.sqrt(1.0 + variance) * standard))
+
+    right = told(0.3 + math.sqrt(1.0 + variance) * standard)
+    assert abs(weights @ right) <= 1e-6
+    assert weights @ right**2 == pytest.approx(NOISE_VARIANCE, rel=1e-6)
+    assert (average(1e-3) - average(-1e-3)) / 2e-3 == pytest.approx(NOISE_SLOPE, rel=1e-3)
+    hostile = told(np.array([0.3, 0.0, 1e9, -1e300]))
+    assert np.isfinite(hostile).all()
+    assert (np.abs(hostile) <= NOISE_BOUND).all()
+
+
 @pytest.mark.parametrize("variance", [0.1, 1.0, 4.0])
 def test_with_a_wide_q_the_score_of_a_softmax_row_is_nearly_an_average(variance):
     """Its few points have the right mean and covariance: slopes err by a tenth at a standard deviation of 1.
@@ -151,7 +187,7 @@ def test_no_label_has_a_score_larger_than_the_bound(name, predictors, variance, 
     """Labels of the model, and of models far from it; a wide q; predictors up to 1e3, where nothing is NaN."""
     score, rng = SCORES[name], np.random.default_rng(seed)
     labels = {"logistic": [0, 1], "softmax": [0, 1, 2]}.get(name, [0, 1, 2, 7, 1e3, 1e9, 1e300])
-    if name == "linear":
+    if name.startswith("linear"):
         labels = [*labels, -1.0, -1e300, *rng.normal(size=3)]
     root = rng.normal(size=(3, 3))[: score.outputs, : score.outputs] * math.sqrt(variance)
     y = np.array(labels, float)
