@@ -129,7 +129,7 @@ def whole_run(
     has_private_states = settings.privatise in PERTURBING and (
         is_summed or settings.privatise == Privatise.VIRTUAL_CLIENTS
     )
-    by_person = budget.unit is Unit.PERSON and settings.privatise == Privatise.DP_OPTIMISATION
+    by_person = budget.unit is Unit.PERSON and settings.privatise in (Privatise.DP_OPTIMISATION, Privatise.SCORES)
     slots = MAX_PERSONS if by_person else ROWS_PER_PERSON * MAX_PERSONS if budget.unit is Unit.PERSON else MAX_ROWS
 
     def method(rows: Rows, doors: Any) -> Any:

@@ -34,6 +34,7 @@ class ProtocolKind(StrEnum):
     GLOBAL_VI = "global_vi"
     STREAMING_VB = "streaming_vb"
     LINREG = "linreg"
+    CENTRED = "centred"
 
 
 class Privatise(StrEnum):
@@ -45,6 +46,7 @@ class Privatise(StrEnum):
     SUFFICIENT_STATISTICS = "sufficient_statistics"
     HYBRID = "hybrid"
     INPUT_PERTURBATION = "input_perturbation"
+    SCORES = "scores"
 
 
 PERTURBING = (Privatise.PARAMETER_PERTURBATION, Privatise.LOCAL_AVERAGING, Privatise.VIRTUAL_CLIENTS)
@@ -91,11 +93,17 @@ class Settings:
         return Situation(
             method=method,
             settings=keys,
-            limits=Limits(x=self.x_bound, y=self.y_bound, bounds=self.bounds),
+            limits=Limits(x=self.x_bound, y=self.y_bound, bounds=self.bounds, **self._moments(facts)),
             aggregation=self.aggregation,
             rows_per_person=self.rows_per_person,
             **facts,
         )
+
+    @staticmethod
+    def _moments(facts: Any) -> dict[str, Any]:
+        """As if columns were standardised; the last one may be an intercept."""
+        num_features = facts["sizes"][0].num_features
+        return {"moments": np.eye(num_features), "intercept": num_features - 1}
 
 
 # What a method's own keys do not say.

@@ -15,6 +15,9 @@ from silobayes.models.base import AbstractModel
 from silobayes.models.linear_regression import LinearRegression
 from silobayes.models.logistic_regression import LogisticRegression
 from silobayes.models.mlp import BinaryMLP
+from silobayes.models.negative_binomial_regression import NegativeBinomialRegression
+from silobayes.models.poisson_regression import PoissonRegression
+from silobayes.models.softmax_regression import SoftmaxRegression
 from silobayes.plans.keys import Clipping, PosteriorKind
 from silobayes.privacy.events import Scheme
 from silobayes.privacy.relation import Relation, Unit
@@ -196,6 +199,27 @@ SETTINGS |= {
         LINREG, privatise=Privatise.INPUT_PERTURBATION, projection=False, rounds=1
     ),
 }
+CENTRED = Settings(
+    kind=ProtocolKind.CENTRED,
+    privatise=Privatise.SCORES,
+    rounds=3,
+    damping=1.0,
+    steps=1,
+    step_size=0.1,
+)
+SETTINGS |= {
+    "centred": CENTRED,
+    "centred, softmax": CENTRED,
+    "centred, poisson": CENTRED,
+    "centred, negative binomial": CENTRED,
+    "centred, linear": CENTRED,
+    "centred, sampled": dataclasses.replace(CENTRED, schedule=Schedule.SAMPLED, clients_per_round=3),
+}
+OTHER_MODELS = {
+    "centred, softmax": SoftmaxRegression(num_features=FEATURES, num_classes=3),
+    "centred, poisson": PoissonRegression(num_features=FEATURES, max_count=5),
+    "centred, negative binomial": NegativeBinomialRegression(num_features=FEATURES, max_count=5, concentration=0.5),
+}
 EXACT = ("sufficient_statistics", "virtual_clients, exact", "hybrid", "hybrid, full")
 NONE, TRUSTED, SHARING, MASKS = AggregationKind
 
@@ -222,10 +246,12 @@ class Case:
 
     @property
     def is_regression(self) -> bool:
-        return self.name in EXACT or self.name.startswith("linreg")
+        return self.name in EXACT or self.name.startswith("linreg") or self.name == "centred, linear"
 
     @property
     def model(self) -> AbstractModel:
+        if self.name in OTHER_MODELS:
+            return OTHER_MODELS[self.name]
         return REGRESSION if self.is_regression else NETWORK if "network" in self.name else MODEL
 
     @property
@@ -235,7 +261,7 @@ class Case:
 
     @property
     def num_silos(self) -> int:
-        if self.name == "local_averaging, sampled":
+        if self.name in ("local_averaging, sampled", "centred, sampled"):
             return 4
         return 3 if self.kind is MASKS else 2
 
@@ -270,6 +296,9 @@ OF_PERSONS = (
     "virtual_clients",
     "quantile, virtual_clients",
     "quantile, local_averaging",
+    "centred",
+    "centred, softmax",
+    "centred, poisson",
 )
 OF_SILOS = ("parameter_perturbation", "quantile, parameter_perturbation")
 ALL = [
@@ -309,6 +338,10 @@ QUICK = {
     Case("linreg", SHARING): Relation.SUBSTITUTE,
     Case("linreg, no projection"): Relation.ADD_REMOVE,
     Case("linreg, input_perturbation"): Relation.SUBSTITUTE,
+    Case("centred"): Relation.SUBSTITUTE,
+    Case("centred", MASKS): Relation.ADD_REMOVE,
+    Case("centred, softmax"): Relation.ADD_REMOVE,
+    Case("centred", NONE, Unit.PERSON): Relation.SUBSTITUTE,
     Case("dp_optimisation", NONE, Unit.PERSON): Relation.SUBSTITUTE,
     Case("local_averaging", NONE, Unit.PERSON): Relation.SUBSTITUTE,
     Case("virtual_clients", MASKS, Unit.PERSON): Relation.SUBSTITUTE,

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
-from silobayes.inference.centred_sums import Centre, Frame
+from silobayes.inference.centred import Answer, Rounds, answer, next_centre
+from silobayes.inference.centred_sums import Centre, Frame, round_sum
 from silobayes.models.scores import AbstractCentredScore, CountScore, LinearScore, LogisticScore, SoftmaxScore
+from silobayes.privacy.relation import Relation
 
 SCORES: dict[str, AbstractCentredScore] = {
     "logistic": LogisticScore(),
@@ -69,3 +71,33 @@ def draw_labels(rng: np.random.Generator, score: AbstractCentredScore, f: np.nda
 def random_centre(rng: np.random.Generator, dim: int, *, width: float = 0.3) -> Centre:
     root = rng.normal(size=(dim, dim)) * width / math.sqrt(dim)
     return Centre(mean=rng.normal(size=dim), covariance=root @ root.T)
+
+
+def run_rounds(
+    rng: np.random.Generator,
+    frame: Frame,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    mu: float,
+    num_rounds: int = 10,
+    start: np.ndarray | None = None,
+) -> Answer:
+    """What a server reaches with all rows in one silo and noise worth `mu` in all; infinite: next to none."""
+    growth = 1.3 ** np.arange(num_rounds)
+    sums, stddevs, centres = [], [], []
+    mean = np.zeros(frame.dim) if start is None else start / frame.units
+    centre = Centre(mean=mean, covariance=np.diag(1.0 / frame.prior_precision))
+    for share in growth / growth.sum():
+        bounded = round_sum(x, y, centre, frame, Relation.SUBSTITUTE, capacity=len(x))
+        multiplier = max(1.0 / (mu * math.sqrt(share)), 1e-3)
+        noises = [multiplier * block.clip_norm for block in bounded.blocks]
+        parts = bounded.decode(bounded.total)
+        noisy = [part + std * rng.normal(size=part.shape) for part, std in zip(parts, noises, strict=True)]
+        sums.append(np.concatenate(noisy))
+        stddevs.append(noises)
+        centres.append(centre.mean)
+        rounds = Rounds(sums=np.array(sums), stddevs=np.array(stddevs), centres=np.array(centres))
+        reached = answer(rounds, frame)
+        centre = next_centre(centre, reached, frame)
+    return reached

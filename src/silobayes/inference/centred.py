@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
-from silobayes.inference.centred_sums import Centre, Frame, curvatures
+from silobayes.inference.centred_sums import POWERS, Centre, Frame, curvatures
 from silobayes.inference.noisy_curvature import Positive, Products, Scores, condition, positive, shrink
+from silobayes.models.scores import NOISE_SLOPE, NOISE_VARIANCE
 from silobayes.privacy.clipping import unpack_symmetric
 
 # How far a round may move a typical linear predictor, or of its present size.
@@ -31,6 +32,7 @@ _FAR, _HIDDEN_SHARE, _SURPRISE, _EXCESS, _PRIOR_SHARE = 1.5, 0.25, 1e-3, 1.5, 0.
 class Rounds:
     """What was released: sums (rounds, size), the noise on each of their blocks (rounds, blocks), and the centres.
 
+    `noises` are those that sums are in units of: the model's own, as it was thought to be.
     `repeats` is 1 where every round is of all rows; of samples of silos, what the variance of a weighted sum over
     rounds is of that over all rows.
     """
@@ -38,6 +40,7 @@ class Rounds:
     sums: np.ndarray = field(repr=False)
     stddevs: np.ndarray = field(repr=False)
     centres: np.ndarray = field(repr=False)
+    noises: np.ndarray = field(repr=False)
     repeats: float = 1.0
 
 
@@ -69,8 +72,11 @@ def answer(rounds: Rounds, frame: Frame) -> Answer:
     """The posterior of the coefficients given what was released."""
     shares = weights_of_rounds(rounds.stddevs)
     first = len(rounds.sums) - len(shares)
-    sums = dict(zip(frame.shares, np.split(shares @ rounds.sums[first:], frame.ends), strict=True))
-    stddevs = dict(zip(frame.shares, np.sqrt(shares**2 @ rounds.stddevs[first:] ** 2), strict=True))
+    units = np.array([rounds.noises[first:] ** -float(POWERS.get(name, 0)) for name in frame.shares])
+    blocks = zip(units, np.split(rounds.sums[first:], frame.ends, axis=1), strict=True)
+    sums = dict(zip(frame.shares, [(shares * unit) @ block for unit, block in blocks], strict=True))
+    noise = np.sqrt(np.sum((shares * units * rounds.stddevs[first:].T) ** 2, axis=1))
+    stddevs = dict(zip(frame.shares, noise.tolist(), strict=True))
     centre = shares @ rounds.centres[first:]
     trace = max(float(sums["trace"][0]), 2.0 * stddevs["trace"])
     squares = max(float(sums["squares"][0]), stddevs["squares"])
@@ -151,8 +157,27 @@ def next_centre(last: Centre, reached: Answer, frame: Frame) -> Centre:
     """Where to ask next: at the answer, but not too far at once, or a chain that noise leads astray would run away."""
     move = reached.mean - last.mean
     far, size = (float(np.sqrt(v @ frame.predictors @ v)) for v in (move, last.mean))
-    longest = max(_LONGEST_MOVE, _RELATIVE_MOVE * size)
-    return Centre(mean=last.mean + move * min(1.0, longest / max(far, 1e-12)), covariance=reached.covariance)
+    longest = max(_LONGEST_MOVE * float(last.noise), _RELATIVE_MOVE * size)
+    mean = last.mean + move * min(1.0, longest / max(far, 1e-12))
+    return Centre(mean=mean, covariance=reached.covariance, noise=last.noise)
+
+
+def log_noise(
+    rounds: Rounds, frame: Frame, *, num_units: int, prior_stddev: float
+) -> tuple[float, float, float, float]:
+    """Mean and variance of the logarithm of a model's noise, and the shares of privacy and of the prior in the latter.
+
+    So many units have a weight of 1 each, those of persons' rows together.
+    """
+    shares = weights_of_rounds(rounds.stddevs)
+    first = len(rounds.sums) - len(shares)
+    slope = num_units * NOISE_SLOPE
+    seen = shares @ (rounds.sums[first:, -1] + slope * np.log(rounds.noises[first:]))
+    private = float(shares**2 @ rounds.stddevs[first:, -1] ** 2)
+    variance = rounds.repeats * num_units * NOISE_VARIANCE + private
+    posterior = 1.0 / (slope**2 / variance + prior_stddev**-2)
+    mean = posterior * slope * float(seen) / variance
+    return mean, posterior, posterior * slope**2 * private / variance**2, posterior / prior_stddev**2
 
 
 def warnings(reached: Answer, frame: Frame, names: tuple[str, ...]) -> tuple[str, ...]:

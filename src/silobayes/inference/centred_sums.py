@@ -21,7 +21,7 @@ import equinox as eqx
 import numpy as np
 
 from silobayes.inference.noisy_curvature import Guess
-from silobayes.models.scores import AbstractCentredScore
+from silobayes.models.scores import NOISE_BOUND, AbstractCentredScore, UnitNoiseScore
 from silobayes.privacy.clipping import Bounded
 from silobayes.privacy.products import AbstractProducts, Matrices, Numbers, Vectors, clip_products
 from silobayes.privacy.relation import Relation, Terms, Unit, l2_sensitivity
@@ -34,7 +34,9 @@ _SCORE_SHARE, _CURVATURE_SHARE = 0.4, 0.8
 _PRODUCT_SHARE, _INTERCEPT_SHARE = 0.2785, 0.5
 # Of a round's budget: score, curvature, its trace, squares of scores as they are and as they should be, products.
 _SHARES = {"score": 0.73, "curvature": 0.2, "trace": 0.01, "squares": 0.01, "expected": 0.005}
-_PRODUCT_BUDGET = 0.025
+_PRODUCT_BUDGET, _NOISE_BUDGET = 0.025, 0.03
+# By which power of the noise blocks are divided where they are in units of it.
+POWERS = {"score": 1, "curvature": 2, "trace": 2, "squares": 2, "expected": 2}
 _ROWS_AT_ONCE = 8192
 # So many steps in 1, of z up to the largest, and of the largest covariance: 400 products add up to less than 2^53.
 _LARGEST_Z, _WHOLE_Z, _WHOLE_COVARIANCE = 2.0**10, 2.0**12, 2.0**22
@@ -114,6 +116,8 @@ class Frame:
             shares["centre"] = _PRODUCT_BUDGET
             if self.score.outputs == 1 and self.intercept is not None:
                 shares["intercept"] = _PRODUCT_BUDGET
+        if self.score.finds_noise:
+            shares["noise"] = _NOISE_BUDGET
         whole = sum(shares.values())
         return {name: share / whole for name, share in shares.items()}
 
@@ -128,6 +132,7 @@ class Frame:
             "expected": self.clip_norm**2,
             "centre": _PRODUCT_SHARE * self.clip_norm,
             "intercept": _INTERCEPT_SHARE * self.clip_norm,
+            "noise": NOISE_BOUND,
         }
 
     @cached_property
@@ -153,10 +158,15 @@ class Frame:
 
 
 class Centre(eqx.Module):
-    """The public Gaussian q that a round asks at, in the frame's units."""
+    """The public Gaussian q that a round asks at, in the frame's units, and the noise that is thought to be there."""
 
     mean: np.ndarray
     covariance: np.ndarray
+    noise: float | np.ndarray = 1.0
+
+    def in_units_of_noise(self) -> "Centre":
+        """The same for targets that are divided by the noise."""
+        return Centre(mean=self.mean / self.noise, covariance=self.covariance / self.noise**2)
 
 
 def round_sum(
@@ -180,6 +190,7 @@ def round_sum(
     """
     k = frame.score.outputs
     z = x * frame.stretch
+    y, centre = y / centre.noise, centre.in_units_of_noise()
     predictors, spread = _predictors(z, centre, k)
     score = frame.score(predictors, spread, y)
     squares, traces = np.sum(z**2, axis=1), np.trace(score.slope, axis1=1, axis2=2)
@@ -204,6 +215,10 @@ def round_sum(
         statistics["centre"] = Vectors(x=z, factors=steepest, **of("centre", Terms.GENERAL))
     if "intercept" in frame.shares:
         statistics["intercept"] = Vectors(x=z, factors=slope[:, :, 0], **of("intercept", Terms.GENERAL))
+    if isinstance(frame.score, UnitNoiseScore):
+        told = frame.score.noise_residual(predictors, spread, y)
+        share = np.ones(len(x)) if persons is None else 1.0 / np.bincount(persons)[persons]
+        statistics["noise"] = Vectors(x=share[:, None], factors=told[:, None], **of("noise", Terms.GENERAL))
     return clip_products(list(statistics.values()), capacity=capacity, unit=unit, units=persons)
 
 

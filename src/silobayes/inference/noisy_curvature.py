@@ -109,7 +109,7 @@ def _standing_out(noisy: np.ndarray, packed_variance: float, guess: Guess) -> Gu
     outside = np.abs(far) > _CLEARLY * edge
     lifted = np.median(eigenvalues) + np.sign(far) * np.sqrt(np.maximum(far**2 - edge**2, 0.0))
     values = np.where(outside, np.maximum(lifted, _LEAST_VALUE), 0.0)
-    rest = (np.trace(guess.matrix) - values @ traces) / traces[~outside].sum()
+    rest = (np.trace(guess.matrix) - values @ traces) / max(float(traces[~outside].sum()), 1e-300)
     values[~outside] = max(rest, _LEAST_VALUE)
     return Guess(matrix=(back * values) @ back.T, spread=guess.spread)
 

@@ -19,7 +19,7 @@ from silobayes.models.base import (
     Target,
     check_feature_names,
 )
-from silobayes.models.scores import LinearScore
+from silobayes.models.scores import LinearScore, UnitNoiseScore
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -101,6 +101,11 @@ class LinearRegressionUnknownNoise(AbstractGaussianPriorModel):
     def target(self) -> Target:
         """Any real number."""
         return "real"
+
+    @property
+    def centred_score(self) -> UnitNoiseScore:
+        """See `AbstractModel`."""
+        return UnitNoiseScore()
 
     @property
     def worst_labels(self) -> None:

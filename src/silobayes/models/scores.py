@@ -53,10 +53,14 @@ class Score:
 
 
 class AbstractCentredScore(abc.ABC):
-    """Of one model: `outputs` predictors a row; `saturates` if slopes vanish far out: J is then small along theta."""
+    """Of one model: `outputs` predictors a row; `saturates` if slopes vanish far out: J is then small along theta.
+
+    `finds_noise`: targets and coefficients come in units of a noise that rounds find out.
+    """
 
     outputs: int
     saturates: bool
+    finds_noise: bool = False
 
     @abc.abstractmethod
     def __call__(self, mean: np.ndarray, covariance: np.ndarray, y: np.ndarray) -> Score:
@@ -139,6 +143,30 @@ class LinearScore(AbstractCentredScore):
 # Of Z ~ N(0, 1) pulled back to the reach: how often it is not, and its mean square.
 _INSIDE = float(2 * stats.norm.cdf(_REACH) - 1)
 _CLIPPED_SQUARE = float(_INSIDE - 2 * _REACH * stats.norm.pdf(_REACH) + _REACH**2 * (1 - _INSIDE))
+
+
+@dataclass(frozen=True)
+class UnitNoiseScore(LinearScore):
+    """The same where targets and coefficients are in units of the noise that is thought to be there.
+
+    Squared residuals, pulled back likewise and centred, say how far off that noise is: their mean is about
+    `NOISE_SLOPE` times its logarithm's error.
+    """
+
+    noise_stddev: float = 1.0
+    finds_noise = True
+
+    def noise_residual(self, mean: np.ndarray, covariance: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Of each row; at most `NOISE_BOUND`, whatever its label."""
+        variance = 1.0 + covariance[:, 0, 0]
+        return np.minimum((y - mean[:, 0]) ** 2 / variance, _REACH**2) - _CLIPPED_SQUARE
+
+
+NOISE_BOUND = _REACH**2
+# Of min(Z^2, reach^2): the derivative of its mean by the logarithm of Z's scale, and its variance.
+_FOURTH = float(stats.norm.expect(lambda z: z**4, lb=-_REACH, ub=_REACH)) + _REACH**4 * (1 - _INSIDE)
+NOISE_SLOPE = 2.0 * (_CLIPPED_SQUARE - _REACH**2 * (1 - _INSIDE))
+NOISE_VARIANCE = _FOURTH - _CLIPPED_SQUARE**2
 
 
 @dataclass(frozen=True)

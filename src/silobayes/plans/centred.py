@@ -59,9 +59,11 @@ def plan(situation: Situation) -> Plan:
             start=start,
             queries=queries,
             rows=situation.rows,
+            units=tuple(seat.size for seat in seats),
+            first_noise=max(situation.limits.y, 1e-6) / 2 if frame.score.finds_noise else 1.0,
         ),
         numbers=len(queries[0].layouts[0].total),
-        expected=lambda x: _expected(x, situation, frame, queries, made, start),
+        expected=None if frame.score.finds_noise else lambda x: _expected(x, situation, frame, queries, made, start),
     )
 
 
@@ -69,12 +71,12 @@ def _frame(situation: Situation) -> Frame:
     model, moments = situation.model, situation.limits.moments
     score = model.centred_score
     if score is None or not isinstance(model, AbstractGaussianPriorModel):
-        fix = "For linear_regression set model.options.noise_stddev, for counts concentration; or use another method."
-        raise InvalidInput("protocol.kind", "a regression whose noise is known with centred", "another model", fix)
+        fix = "Of negative_binomial_regression set model.options.concentration; or use another method."
+        raise InvalidInput("protocol.kind", "a regression with a known concentration for centred", "another model", fix)
     if moments is None or len(moments) != situation.sizes[0].num_features:
         fix = "Pass the moments of all features, as a study's encoding has them."
         raise InvalidInput("limits.moments", f"moments of {situation.sizes[0].num_features} features", "others", fix)
-    if model.dim > _LARGEST_DIM:
+    if len(moments) * score.outputs > _LARGEST_DIM:
         fix = 'Use protocol.kind = "global_vi", or fewer features.'
         raise InvalidInput("data.features", f"at most {_LARGEST_DIM} coefficients with centred", model.dim, fix)
     units, _ = situation.unit_layouts()
@@ -183,12 +185,9 @@ def _only_together(study: Study) -> None:
 
 
 def _leads(model: Any, unit: Unit, can_sample_persons: bool) -> bool:
-    """For models with one parameter for each coefficient and no other."""
-    needed = {
-        ModelKind.LINEAR_REGRESSION: "noise_stddev",
-        ModelKind.NEGATIVE_BINOMIAL_REGRESSION: "concentration",
-    }.get(model.kind)
-    if model.kind not in _MODELS or (needed is not None and needed not in model.options):
+    """For all that it can do."""
+    knows = model.kind is not ModelKind.NEGATIVE_BINOMIAL_REGRESSION or "concentration" in model.options
+    if model.kind not in _MODELS or not knows:
         return False
     return unit is Unit.ROW or (unit is Unit.PERSON and can_sample_persons)
 
@@ -218,7 +217,7 @@ METHODS = (
         checks=_CHECKS,
         summary="regression from a few noisy sums of centred scores and curvatures",
         releases="sums of scores and of their slopes, once a round",
-        models="regressions whose noise or concentration is known",
+        models="regressions; negative binomial ones of known concentration",
         units=(Unit.ROW, Unit.PERSON),
         leaves=lambda study: "in each round, sums of weighted scores of its rows and of their slopes, with {noise}.",
         leads=_leads,

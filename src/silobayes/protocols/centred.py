@@ -15,6 +15,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from scipy import linalg
 
 from silobayes.families import FullGaussian
 from silobayes.inference import centred
@@ -90,6 +91,7 @@ class ServerState(eqx.Module):
     members: np.ndarray
     mean: np.ndarray
     covariance: np.ndarray
+    noises: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,6 +105,8 @@ class CentredServer(AbstractServer[ServerState]):
         start: Where the first round asks.
         queries: Of each round.
         rows: Public numbers of the silos' rows.
+        units: The same of whom it protects.
+        first_noise: What the model's noise is thought to be at first, where rounds find it out; otherwise 1.
     """
 
     model: AbstractModel
@@ -111,6 +115,8 @@ class CentredServer(AbstractServer[ServerState]):
     start: np.ndarray
     queries: tuple[PrivateSum, ...]
     rows: tuple[int, ...]
+    units: tuple[int, ...]
+    first_noise: float = 1.0
 
     def init(self) -> ServerState:
         """The prior, around the start."""
@@ -123,18 +129,19 @@ class CentredServer(AbstractServer[ServerState]):
             members=np.zeros((count, len(self.rows))),
             mean=self.start / self.frame.units,
             covariance=np.diag(1.0 / self.frame.prior_precision),
+            noises=np.full(count + 1, self.first_noise),
         )
 
     def down(self, state: ServerState, visit: Visit) -> Centre:
         """See `AbstractServer`."""
-        return Centre(mean=state.mean, covariance=state.covariance)
+        return Centre(mean=state.mean, covariance=state.covariance, noise=state.noises[state.num_rounds])
 
     def merge(self, state: ServerState, visit: Visit, total: Total) -> Merged[ServerState]:
         """See `AbstractServer`; a sum over some silos stands for all rows."""
         read = self.queries[visit.part].read(total)
         members = np.isin(np.arange(len(self.rows)), total.members)
         whole = sum(self.rows) / float(np.dot(members, self.rows))
-        row = state.num_rounds
+        row, asked = state.num_rounds, self.down(state, visit)
         state = ServerState(
             num_rounds=row + 1,
             sums=_with_row(state.sums, row, whole * np.concatenate(read.blocks)),
@@ -143,39 +150,59 @@ class CentredServer(AbstractServer[ServerState]):
             members=_with_row(state.members, row, whole * members),
             mean=state.mean,
             covariance=state.covariance,
+            noises=state.noises,
         )
-        then = centred.next_centre(self.down(state, visit), self.answer(state), self.frame)
+        then = centred.next_centre(asked, self.answer(state), self.frame)
+        noise = float(asked.noise)
+        if self.frame.score.finds_noise:
+            noise *= float(np.exp(np.clip(self.log_noise(state)[0] - np.log(noise), -1.0, 1.0)))
+        changed = (then.mean, then.covariance, _with_row(state.noises, row + 1, np.array(noise)))
         return Merged(
-            state=eqx.tree_at(lambda own: (own.mean, own.covariance), state, (then.mean, then.covariance)), counted=True
+            state=eqx.tree_at(lambda own: (own.mean, own.covariance, own.noises), state, changed), counted=True
         )
 
     def answer(self, state: ServerState) -> Answer:
         """The posterior in the frame's units."""
+        return centred.answer(self._rounds(state), self.frame)
+
+    def log_noise(self, state: ServerState) -> tuple[float, float, float, float]:
+        """See `centred.log_noise`."""
+        prior = self.model.prior_stddev  # type: ignore[attr-defined]
+        return centred.log_noise(self._rounds(state), self.frame, num_units=sum(self.units), prior_stddev=prior)
+
+    def _rounds(self, state: ServerState) -> Rounds:
         made = slice(0, state.num_rounds)
         weights = centred.weights_of_rounds(state.stddevs[made])
         counts = weights @ state.members[made][-len(weights) :]
-        rounds = Rounds(
+        return Rounds(
             sums=state.sums[made],
             stddevs=state.stddevs[made],
             centres=state.centres[made],
+            noises=state.noises[made],
             repeats=float(np.dot(counts**2, self.rows) / sum(self.rows)),
         )
-        return centred.answer(rounds, self.frame)
 
     def posterior(self, state: ServerState) -> Posterior:
         """See `AbstractServer`."""
         units = self.frame.units
         if state.num_rounds == 0:
-            return _gaussian(self.model, self.names, self.start, np.diag(units**2 / self.frame.prior_precision))
+            eta = self.model.prior_eta(FullGaussian(dimension=self.model.dim))
+            return Posterior(family=FullGaussian(dimension=self.model.dim), eta=eta, names=self.names, model=self.model)
         reached = self.answer(state)
+        mean, covariance = reached.mean * units, reached.covariance * np.outer(units, units)
+        shares = (reached.privacy_share, reached.prior_share)
+        if self.frame.score.finds_noise:
+            log_mean, log_variance, *own = self.log_noise(state)
+            mean, covariance = np.append(mean, log_mean), np.asarray(linalg.block_diag(covariance, log_variance))
+            shares = tuple(np.append(share, one) for share, one in zip(shares, own, strict=True))
         return _gaussian(
             self.model,
             self.names,
-            reached.mean * units,
-            reached.covariance * np.outer(units, units),
-            privacy_share=reached.privacy_share,
-            prior_share=reached.prior_share,
-            warnings=centred.warnings(reached, self.frame, self.names),
+            mean,
+            covariance,
+            privacy_share=shares[0],
+            prior_share=shares[1],
+            warnings=centred.warnings(reached, self.frame, self.names[: self.frame.dim]),
         )
 
     def info(self, state: ServerState) -> dict[str, Any]:
