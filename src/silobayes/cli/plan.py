@@ -67,7 +67,9 @@ def _print(made: "Plan") -> None:
     if made.widths is not None:
         table = Table(title="Expected sd of the coefficients, roughly", title_justify="left")
         shares = [width.privacy_share for width in made.widths[:_MAX_LINES]]
-        headings = ("coefficient", "private", "not private") + (("due to privacy",) if None not in shares else ())
+        headings = ("coefficient", "private", "not private") + (
+            ("variance due to privacy",) if None not in shares else ()
+        )
         for heading in headings:
             table.add_column(heading, justify="left" if heading == "coefficient" else "right")
         for width in made.widths[:_MAX_LINES]:
@@ -76,8 +78,10 @@ def _print(made: "Plan") -> None:
         console.print(table)
         if len(made.widths) > _MAX_LINES:
             console.print(f"... and {len(made.widths) - _MAX_LINES} more coefficients")
-        if None not in shares:
-            console.print("Due to privacy: of the variance; the rest is from rows being few and from the prior.")
+        console.print(
+            "For columns that are independent and coefficients near the start: rare outcomes make all of it larger. "
+            "`silobayes calibrate` tells more."
+        )
     console.print(Text(f"Each site sends {answer['leaves_a_site']}"))
     if getattr(made.settings, "clip_quantile", None) is not None:
         console.print(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from silobayes.data.description import Public
 from silobayes.data.encoding import Outside
+from silobayes.privacy.events import GaussianEvent
 from silobayes.privacy.relation import Relation, Unit
 from silobayes.study import AggregationKind, Mode, Study
 
@@ -192,10 +193,11 @@ def _not_protected(study: Study) -> Section:
     paragraphs.append(
         "Anything from the machine that runs the study: this version plays all silos, and whoever adds up, on one."
     )
-    paragraphs.append(
-        "Noise inside compiled optimisation steps is made of floating-point numbers, not of integers on a grid; the "
-        "certificate of the run says where."
-    )
+    if GaussianEvent in study.method.noise:
+        paragraphs.append(
+            "Noise inside compiled optimisation steps is made of floating-point numbers, not of integers on a grid; "
+            "the certificate of the run says where."
+        )
     return Section(heading="What is not protected", paragraphs=tuple(paragraphs))
 
 

@@ -7,7 +7,8 @@ with per-row weights w of label-free clipping, curvature c and feature vector x,
     J = n E[w c x x'],  F = n E[w^2 c x x'],  Omega = F + (sum over silos of (std / rate)^2 / steps) I + batch noise
     covariance = (J Omega^-1 J + prior precision)^-1
 
-They tell an order of magnitude: real features are rarely even, and a posterior that ignores its noise reports less.
+They tell an order of magnitude: real columns go together, labels are rarely even, and a posterior that ignores its
+noise reports less.
 
 Guarantees:
     No cell of a table is looked at; a table is at most counted.
@@ -17,7 +18,6 @@ Guarantees:
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from silobayes.data.columns import Numeric
 from silobayes.data.encoding import Encoding
+from silobayes.data.synthetic import synthetic_table
 from silobayes.models.base import AbstractGLM, AbstractModel
 from silobayes.plans import plan_of
 from silobayes.plans.aggregation import communications
@@ -237,22 +237,9 @@ def _told_widths(expected: Any, names: Sequence[str]) -> tuple[Width, ...]:
 
 
 def made_up_rows(encoding: Encoding) -> np.ndarray:
-    """Rows as the study describes them, encoded.
-
-    Numbers with a declared spread are normal, categories with declared shares have these; all else is drawn evenly.
-    """
-    rng = np.random.default_rng(0)
-    parts = {}
-    for column in encoding.columns:
-        if isinstance(column, Numeric):
-            values = rng.uniform(column.low, column.high, size=_MADE_UP_ROWS)
-            if column.spread is not None:
-                values = np.clip(rng.normal(column.typical, column.spread, _MADE_UP_ROWS), column.low, column.high)
-        else:
-            shares = None if column.shares is None else np.array(column.shares) / math.fsum(column.shares)
-            values = rng.choice(len(column.categories), size=_MADE_UP_ROWS, p=shares)
-        parts[column.name] = column.encode(values)
-    return encoding.assemble(parts).astype(np.float64)
+    """Rows as the study describes them (`data.synthetic`), encoded."""
+    table = synthetic_table(encoding, _MADE_UP_ROWS, np.random.default_rng(0))
+    return encoding.encode_features(table).astype(np.float64)
 
 
 def _widths(model: AbstractGLM, encoding: Encoding, exact: np.ndarray, noisy: np.ndarray) -> tuple[Width, ...]:
