@@ -92,6 +92,19 @@ def test_one_visit_without_privacy_takes_enough_steps_where_optima_are_noisy(kin
     assert settings_of(make_study(kind=kind), noisy).steps < 2000
 
 
+@pytest.mark.parametrize(("hidden", "expected"), [([8], 0.0094), ([30], 0.0049), (None, 0.05)])
+def test_steps_of_full_networks_are_shorter_the_more_parameters_there_are(hidden, expected):
+    """41 and 151 parameters; the logistic regression has closed forms."""
+    facts = PublicFacts(
+        silo_rows=(500,) * 4,
+        num_parameters=4 if hidden is None else 5 * hidden[0] + 1,
+        start_precision=None if hidden is None else 400.0,
+        solves_exactly=hidden is None,
+    )
+    assert settings_of(make_study(mode="none", posterior="full"), facts).step_size == pytest.approx(expected, rel=0.01)
+    assert settings_of(make_study(mode="none", posterior="mean_field"), facts).step_size == 0.05
+
+
 def test_sampled_rounds_give_every_silo_its_turn():
     facts = PublicFacts(silo_rows=(50,) * 40, num_parameters=9)
     settings = settings_of(make_study(mode="none", schedule="sampled", clients_per_round=4), facts)
