@@ -34,7 +34,7 @@ def test_made_up_rows_are_as_the_study_describes_them():
     np.testing.assert_allclose(table["stage"].value_counts(normalize=True)[[1, 2, 3]], 1 / 3, atol=0.04)
     assert abs(np.corrcoef(table["age"], table["weight"])[0, 1]) < 0.08
     x = encoding().encode_features(table)
-    assert x.shape == (NUM_ROWS, 7)
+    assert x.shape == (NUM_ROWS, 9)
     assert np.isfinite(x).all()
 
 

@@ -40,8 +40,11 @@ class Rounds:
     sums: np.ndarray = field(repr=False)
     stddevs: np.ndarray = field(repr=False)
     centres: np.ndarray = field(repr=False)
-    noises: np.ndarray = field(repr=False)
+    noises: np.ndarray | float = field(default=1.0, repr=False)
     repeats: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noises", np.broadcast_to(self.noises, len(self.sums)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +75,7 @@ def answer(rounds: Rounds, frame: Frame) -> Answer:
     """The posterior of the coefficients given what was released."""
     shares = weights_of_rounds(rounds.stddevs)
     first = len(rounds.sums) - len(shares)
-    units = np.array([rounds.noises[first:] ** -float(POWERS.get(name, 0)) for name in frame.shares])
+    units = np.array([np.asarray(rounds.noises)[first:] ** -float(POWERS.get(name, 0)) for name in frame.shares])
     blocks = zip(units, np.split(rounds.sums[first:], frame.ends, axis=1), strict=True)
     sums = dict(zip(frame.shares, [(shares * unit) @ block for unit, block in blocks], strict=True))
     noise = np.sqrt(np.sum((shares * units * rounds.stddevs[first:].T) ** 2, axis=1))
@@ -172,7 +175,7 @@ def log_noise(
     shares = weights_of_rounds(rounds.stddevs)
     first = len(rounds.sums) - len(shares)
     slope = num_units * NOISE_SLOPE
-    seen = shares @ (rounds.sums[first:, -1] + slope * np.log(rounds.noises[first:]))
+    seen = shares @ (rounds.sums[first:, -1] + slope * np.log(np.asarray(rounds.noises)[first:]))
     private = float(shares**2 @ rounds.stddevs[first:, -1] ** 2)
     variance = rounds.repeats * num_units * NOISE_VARIANCE + private
     posterior = 1.0 / (slope**2 / variance + prior_stddev**-2)
