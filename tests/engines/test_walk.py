@@ -12,7 +12,7 @@ from tests.engines.centred_cases import CENTRED
 from tests.engines.walk import room_ranks, upward_calls, walk
 from tests.oracle.cases import CASES, NOISE_SEED
 
-QUICK = ("dp_optimisation", "virtual_clients, masks", "centred, masks, person")
+QUICK = ("dp_optimisation", "virtual_clients, masks")
 # One of each method, of each way to run its visits and of each start before the rounds.
 WALKED = (
     "none",
@@ -33,8 +33,10 @@ WALKED = (
     "linreg",
     "linreg, sharing",
     "linreg, input_perturbation",
+    "centred, masks, person",
     "centred, softmax",
     "centred, poisson",
+    "centred, unknown noise",
 )
 
 

@@ -187,7 +187,10 @@ def told(reached: Answer, frame: Frame, names: tuple[str, ...] = NAMES) -> set[s
     return kinds
 
 
-@pytest.mark.parametrize("name", ["logistic", "linear", "poisson", "negative binomial"])
+@pytest.mark.parametrize(
+    "name",
+    ["logistic", *(pytest.param(name, marks=pytest.mark.slow) for name in ("linear", "poisson", "negative binomial"))],
+)
 def test_good_situations_rarely_warn(name):
     """24 simulated studies of each model, at most one of them (under 5 %) with any warning; keys are fixed."""
     score, warned = SCORES[name], 0

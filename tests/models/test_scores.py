@@ -138,6 +138,7 @@ def test_with_a_wide_q_the_score_of_a_linear_row_is_that_of_what_q_and_noise_lea
     assert own.slope[0, 0, 0] == pytest.approx(stein, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("variance", [0.0, 2.0])
 def test_what_a_row_says_of_the_noise_has_mean_zero_its_bound_its_slope_and_its_variance(variance):
     """Of normal residuals whose scale is right, or off by a little; and of any label."""
