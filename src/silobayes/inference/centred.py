@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from silobayes.inference.centred_sums import POWERS, Centre, Frame, curvatures
-from silobayes.inference.noisy_curvature import Positive, Products, Scores, condition, positive, shrink
+from silobayes.inference.noisy_curvature import NOTHING, Positive, Products, Scores, condition, positive, shrink
 from silobayes.models.scores import NOISE_SLOPE, NOISE_VARIANCE
 from silobayes.privacy.clipping import unpack_symmetric
 
@@ -90,7 +90,8 @@ def answer(rounds: Rounds, frame: Frame) -> Answer:
     )
     curvature = _curvature(sums, stddevs, centre, trace, scores, frame)
     j, score = curvature.matrix, sums["score"]
-    rows, noise = scores.rows_share * j, scores.noise_variance * np.eye(frame.dim)
+    rows = scores.rows_share * j
+    noise = max(scores.noise_variance, NOTHING * float(np.trace(rows))) * np.eye(frame.dim)
     gain = np.linalg.solve(rows + noise, j)
     covariance = np.linalg.inv(j @ gain + np.diag(frame.prior_precision))
     covariance = (covariance + covariance.T) / 2

@@ -20,6 +20,8 @@ from scipy import special
 
 # Of the entries' spread: how far J may be from the guess where products know better than its own noise lets see.
 _SLACK = 0.2
+# Of a typical variance: what keeps matrices invertible where there is next to no noise.
+NOTHING = 1e-12
 _ITERATIONS = 20
 _LEAST_TAU, _LARGEST_TAU = 1e-4, 4.0
 # Relative to the guess: eigenvalues below do not count, of the guess itself or of J.
@@ -70,7 +72,9 @@ class Products:
             for b in range(num):
                 whole[a, :, b, :] = beside * np.outer(u[:, b], u[:, a]) + np.diag(variance @ (u[:, a] * u[:, b]))
             whole[a, :, a, :] += self.variances[a] * np.eye(dim)
-        return whole.reshape(num * dim, num * dim)
+        flat = whole.reshape(num * dim, num * dim)
+        # Two products say the same in part: without noise they would leave nothing to divide by.
+        return flat + NOTHING * float(np.mean(np.diag(flat))) * np.eye(num * dim)
 
     def told(self, variance: np.ndarray, along: np.ndarray) -> np.ndarray:
         """How much of the variance of a'Ja the products take away, for each column a of `along`."""
