@@ -243,7 +243,7 @@ def test_linreg_covers_and_dp_optimisation_does_not() -> None:
     naive = calibrate(study, rows=1500, repetitions=100, correlation=0.9)
     assert naive.places.coverage(0.95).value < 0.85
     assert naive.verdict is Verdict.TOO_NARROW
-    assert "they do not include all of the privacy noise" in naive.sentence
+    assert "they do not include the privacy noise" in naive.sentence
     assert naive.exact is not None
     assert abs(naive.exact.coverage(0.95).value - 0.95) < 4 * naive.exact.coverage(0.95).error
     json.dumps(naive.to_json(), allow_nan=False)
