@@ -8,7 +8,6 @@ own, so that processes may share them and the result depends neither on how many
 import dataclasses
 import json
 import os
-import pickle
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -16,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +229,7 @@ def _repeat(number: int) -> _Outcome:
 def _in_processes(task: Task, repetitions: int, workers: int) -> Generator[_Outcome]:
     """Outcomes as they come. At most one repetition waits in each process, so that Ctrl-C is soon over."""
     try:
-        pickle.dumps(task.model)
+        ForkingPickler.dumps(task.model)  # as it would go to a process of our own; nothing is read back here
     except Exception as error:
         fix = "Define the model's function at the top of a module, or pass workers=1."
         raise InvalidInput("workers", "1 with a model that cannot go to another process", str(error), fix) from None

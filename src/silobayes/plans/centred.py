@@ -124,7 +124,7 @@ def _queries(
             [noise / math.sqrt(share)] * len(seats),
             budget,
             num_terms=max(seat.layout.num_slots for seat in seats),
-            num_sums=1,
+            num_sums=len(made),  # of all rounds together: none of them may wrap around
         )
         for share in shares
     )

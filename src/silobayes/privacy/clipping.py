@@ -18,11 +18,11 @@ from silobayes.privacy.relation import Relation, Terms, Unit, l1_sensitivity, l2
 from silobayes.privacy.sampling import Batch
 
 # Rounding raises a norm by at most half a cell in each coordinate; this many bits keep that below 2^-17 of the norm.
-_GRID_BITS = 16
+GRID_BITS = 16
 # Terms are processed in slices of about this many numbers, so memory does not grow with the rows.
 _CHUNK = 1 << 21
 # Float64 sums of squares are exact to about 1e-16 a term; the declared norm is this much above, never below.
-_FLOAT_SLACK = 1.0 + 1e-9
+FLOAT_SLACK = 1.0 + 1e-9
 
 # Only modules that prove what a term can move know it.
 MADE_BY_CLIPPING = object()
@@ -242,13 +242,13 @@ def clip_blocks(
     num_rows = blocks[0].num_rows
     _check_units(num_rows, unit, persons, batch, sharded)
     total_size = sum(block.size for block in blocks)
-    grid = 2.0 ** -(_GRID_BITS + math.ceil(math.log2(total_size) / 2 if order == 2 else math.log2(total_size)))
+    grid = 2.0 ** -(GRID_BITS + math.ceil(math.log2(total_size) / 2 if order == 2 else math.log2(total_size)))
     sums, declared = [], []
     for terms, clip_norm in zip(blocks, clip_norms, strict=True):
         rounding = grid * (math.sqrt(terms.size) if order == 2 else terms.size) / 2
         if terms.kind is Terms.PSD:
             rounding *= math.sqrt(2.0)  # rounded terms are PSD only up to the rounding: sqrt(2)(1+r') >= sqrt(2)+2r
-        norm = (1.0 + rounding) * _FLOAT_SLACK
+        norm = (1.0 + rounding) * FLOAT_SLACK
         cells = np.zeros(terms.size, dtype=np.int64)
         with np.errstate(all="ignore"):  # a warning about overflow would tell that somebody's row overflows
             for unit_terms in _unit_terms(terms, Unit.ROW if sharded else unit, persons):
@@ -279,9 +279,9 @@ def bounded_loop_sum(
     """
     total = np.asarray(partial_sums, dtype=np.float64).sum(axis=0) / clip_norm
     size = total.size
-    grid = 2.0 ** -(_GRID_BITS + math.ceil(math.log2(size) / 2))
+    grid = 2.0 ** -(GRID_BITS + math.ceil(math.log2(size) / 2))
     error = capacity * (chunk + 8) * 2.0**-24 + grid * math.sqrt(size) / 2
-    block = Block(clip_norm=float(clip_norm), terms=Terms.GENERAL, size=size, norm=(1.0 + 2 * error) * _FLOAT_SLACK)
+    block = Block(clip_norm=float(clip_norm), terms=Terms.GENERAL, size=size, norm=(1.0 + 2 * error) * FLOAT_SLACK)
     return Bounded(
         total=np.rint(total / grid).astype(np.int64),
         blocks=(block,),
@@ -306,8 +306,8 @@ def clip_places(terms: AbstractTerms, clip_norm: float) -> Bounded:
         A row with NaN or infinity is zero.
     """
     _check_blocks([terms], [clip_norm], 2)
-    grid = 2.0 ** -(_GRID_BITS + math.ceil(math.log2(terms.size) / 2))
-    norm = (1.0 + grid * math.sqrt(terms.size) / 2) * _FLOAT_SLACK
+    grid = 2.0 ** -(GRID_BITS + math.ceil(math.log2(terms.size) / 2))
+    norm = (1.0 + grid * math.sqrt(terms.size) / 2) * FLOAT_SLACK
     with np.errstate(all="ignore"):
         places = [_clip_to_grid(rows / clip_norm, grid, 2) for rows in _unit_terms(terms, Unit.ROW, None)]
     total = np.concatenate([np.zeros(0, np.int64), *(part.reshape(-1) for part in places)])

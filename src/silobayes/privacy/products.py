@@ -16,12 +16,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from silobayes.privacy.clipping import MADE_BY_CLIPPING, Block, Bounded, pack_symmetric
+from silobayes.privacy.clipping import FLOAT_SLACK, GRID_BITS, MADE_BY_CLIPPING, Block, Bounded, pack_symmetric
 from silobayes.privacy.relation import Terms, Unit
 
-# As in `clipping`: rounding to the grid, and float64 norms.
-_GRID_BITS = 16
-_FLOAT_SLACK = 1.0 + 1e-9
 # Of a term's own products.
 _OPERATIONS = 16
 
@@ -167,7 +164,7 @@ def clip_products(
         - a row whose terms are not finite contributes nothing
     """
     total_size = sum(own.size for own in statistics)
-    grid = 2.0 ** -(_GRID_BITS + math.ceil(math.log2(total_size) / 2))
+    grid = 2.0 ** -(GRID_BITS + math.ceil(math.log2(total_size) / 2))
     sums, blocks = [], []
     for own in statistics:
         with np.errstate(all="ignore"):  # a warning about overflow would tell that somebody's row overflows
@@ -181,7 +178,7 @@ def clip_products(
         share = own.clip_norm / own.scale
         error = capacity * (capacity + _OPERATIONS) * 2.0**-53 * share + grid * math.sqrt(own.size) / 2
         sums.append(np.rint(total / (own.scale * grid)).astype(np.int64))
-        norm = (share + 2.0 * error) * _FLOAT_SLACK
+        norm = (share + 2.0 * error) * FLOAT_SLACK
         blocks.append(Block(clip_norm=own.scale, terms=own.kind, size=own.size, norm=norm))
     return Bounded(
         total=np.concatenate(sums),
