@@ -9,7 +9,7 @@ Guarantees:
     - the server sees sums and public numbers only
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -22,63 +22,37 @@ from silobayes.inference import centred
 from silobayes.inference.centred import Answer, Rounds
 from silobayes.inference.centred_sums import Centre, Frame, round_sum
 from silobayes.inference.layouts import PersonSlots
-from silobayes.inference.solvers import AllRows
 from silobayes.models.base import AbstractModel
 from silobayes.posteriors import Posterior
 from silobayes.privacy.clipping import Bounded
-from silobayes.privacy.door import Door
-from silobayes.privacy.events import AbstractEvent
-from silobayes.privacy.queries import Message, PrivateSum, Total
+from silobayes.privacy.queries import PrivateSum, Total
 from silobayes.privacy.relation import Unit
-from silobayes.protocols import pvi
 from silobayes.protocols.etas import eta_info, to_host
-from silobayes.protocols.roles import AbstractServer, AbstractSilo, Merged, Seat
+from silobayes.protocols.roles import AbstractServer, Merged, Seat
 from silobayes.protocols.schedule import Visit
+from silobayes.protocols.statistics import AbstractReleasingSilo, present_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CentredSilo(AbstractSilo[tuple[()]]):
+class CentredSilo(AbstractReleasingSilo):
     """Answers one round; `unit` is whom it protects."""
 
-    query: PrivateSum
     frame: Frame
     unit: Unit
-    solve: AllRows = field(default_factory=AllRows)
 
-    def init(self, seat: Seat) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def draw(self, door: Door | None, seat: Seat, visit: Visit) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def reply(
-        self, door: Door | None, seat: Seat, own: tuple[()], down: Centre, found: Any
-    ) -> tuple[tuple[()], Message]:
-        """See `AbstractSilo`."""
-        assert door is not None
-        return own, self.query.write(door, seat.index, self.bounded(seat, found, down))
-
-    def bounded(self, seat: Seat, found: Any, down: Centre) -> Bounded:
-        """The sum over the slots that hold a row."""
-        present = np.asarray(found.present)
-        slots = np.flatnonzero(present)
+    def asked(self, seat: Seat, found: Any, down: Centre) -> Bounded:
+        """See `AbstractReleasingSilo`."""
+        slots = np.flatnonzero(found.present)
         persons = slots // seat.layout.rows_per_person if isinstance(seat.layout, PersonSlots) else None
         return round_sum(
-            np.asarray(found.x, np.float64)[present],
-            np.asarray(found.y, np.float64)[present],
+            *present_rows(found),
             down,
             self.frame,
             self.query.relation,
-            capacity=len(present),
+            capacity=len(found.present),
             unit=self.unit,
             persons=persons,
         )
-
-    def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
-        """One release a visit."""
-        return (pvi.repeated(self.query.event(seat.index), num_visits),)
 
 
 class ServerState(eqx.Module):

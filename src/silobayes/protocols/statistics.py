@@ -48,15 +48,15 @@ def present_rows(found: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AbstractSummingSilo(AbstractSilo[tuple[()]]):
-    """Answers with one clipped sum over its rows, and keeps nothing."""
+class AbstractReleasingSilo(AbstractSilo[tuple[()]]):
+    """Answers every visit with one release from all of its rows, and keeps nothing."""
 
     query: PrivateSum
     solve: AllRows = field(default_factory=AllRows)
 
     @abc.abstractmethod
-    def bounded(self, x: np.ndarray, y: np.ndarray, down: Any) -> Bounded:
-        """The sum over these rows, clipped to what comes down or to what is public anyway."""
+    def asked(self, seat: Seat, found: Any, down: Any) -> Bounded:
+        """The sum over the slots that hold a row, clipped to what comes down or to what is public anyway."""
 
     def init(self, seat: Seat) -> tuple[()]:
         """Nothing."""
@@ -69,11 +69,24 @@ class AbstractSummingSilo(AbstractSilo[tuple[()]]):
     def reply(self, door: Door | None, seat: Seat, own: tuple[()], down: Any, found: Any) -> tuple[tuple[()], Message]:
         """See `AbstractSilo`."""
         assert door is not None
-        return own, self.query.write(door, seat.index, self.bounded(*present_rows(found), down))
+        return own, self.query.write(door, seat.index, self.asked(seat, found, down))
 
     def events(self, seat: Seat, num_visits: int) -> tuple[AbstractEvent, ...]:
         """One release a visit."""
         return (pvi.repeated(self.query.event(seat.index), num_visits),)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AbstractSummingSilo(AbstractReleasingSilo):
+    """The same where it does not matter in which slots rows are."""
+
+    @abc.abstractmethod
+    def bounded(self, x: np.ndarray, y: np.ndarray, down: Any) -> Bounded:
+        """The sum over these rows, clipped to what comes down or to what is public anyway."""
+
+    def asked(self, seat: Seat, found: Any, down: Any) -> Bounded:
+        """See `AbstractReleasingSilo`."""
+        return self.bounded(*present_rows(found), down)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
